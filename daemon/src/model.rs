@@ -1,0 +1,20 @@
+//! Ids, statuses, places, histories and the values that travel between stages; pure, no I/O.
+
+mod batch;
+pub mod criteria;
+mod history;
+mod hold;
+mod ids;
+mod place;
+mod settlement;
+mod status;
+
+pub use batch::{BatchControl, Counts};
+pub use history::History;
+pub use hold::Hold;
+pub use ids::{
+    Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName, WorkerId,
+};
+pub use place::{ItemEvent, Place, sources};
+pub use settlement::{AttemptEnding, Disposition, PublishedResult, Settlement};
+pub use status::ItemStatus;

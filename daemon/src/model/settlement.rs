@@ -1,0 +1,105 @@
+use time::OffsetDateTime;
+
+use super::History;
+
+/// How an attempt that published no outcome ended. Source: `attempts.ending`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttemptEnding {
+    /// The execution failed and may be tried again.
+    Error,
+    /// It took longer than the queue's timeout.
+    TimedOut,
+    /// It ended by a signal that nobody here sent.
+    Signal,
+    /// Its lease expired and was taken back.
+    Expired,
+    /// The worker stopped it: drain, lost claim.
+    Interrupted,
+    /// It was returned before it started.
+    Unstarted,
+    /// It could not be started for want of a resource.
+    NotAdmitted,
+    /// An operator gave the failed item new attempts.
+    Retried,
+}
+
+impl AttemptEnding {
+    /// Every ending.
+    pub const ALL: [Self; 8] = [
+        Self::Error,
+        Self::TimedOut,
+        Self::Signal,
+        Self::Expired,
+        Self::Interrupted,
+        Self::Unstarted,
+        Self::NotAdmitted,
+        Self::Retried,
+    ];
+
+    /// The word stored and shown.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::TimedOut => "timed_out",
+            Self::Signal => "signal",
+            Self::Expired => "expired",
+            Self::Interrupted => "interrupted",
+            Self::Unstarted => "unstarted",
+            Self::NotAdmitted => "not_admitted",
+            Self::Retried => "retried",
+        }
+    }
+}
+
+/// The payload of an outcome, bounded before it gets here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishedResult {
+    /// The result as JSON text without line breaks; none when the execution left none.
+    pub json: Option<String>,
+    /// Whether the result was cut to the limit.
+    pub truncated: bool,
+    /// How many bytes the execution really produced.
+    pub size_bytes: i64,
+}
+
+/// What a hand-in does with an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Publish the outcome `succeeded`.
+    Succeed,
+    /// Publish the outcome `failed`.
+    Fail,
+    /// Record the attempt and let the item wait for the next.
+    Again {
+        /// How this attempt ended.
+        ending: AttemptEnding,
+        /// Whether it was charged.
+        charged: bool,
+        /// Seconds from now until the item may be claimed.
+        delay_s: f64,
+        /// The history the next attempt begins with.
+        history: History,
+    },
+}
+
+/// One item's end, ready to be handed in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    /// What becomes of the item.
+    pub disposition: Disposition,
+    /// When the execution began; none when it never did.
+    pub started_at: Option<OffsetDateTime>,
+    /// When it ended.
+    pub ended_at: OffsetDateTime,
+    /// Its result, for an outcome.
+    pub result: PublishedResult,
+    /// What went wrong, bounded; none on success.
+    pub error: Option<String>,
+    /// The named reason it ended: `completed`, `exit_status`, `timed_out`, ….
+    pub stop_reason: &'static str,
+    /// The exit status of a command.
+    pub exit_status: Option<i32>,
+    /// The signal that ended a command.
+    pub signal: Option<i32>,
+}
