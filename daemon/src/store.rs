@@ -1,1 +1,1 @@
-//! store.
+//! What a batch, its items and its controls look like: `PostgreSQL` beneath.

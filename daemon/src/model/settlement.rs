@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use time::OffsetDateTime;
 
 use super::History;
@@ -76,8 +78,8 @@ pub enum Disposition {
         ending: AttemptEnding,
         /// Whether it was charged.
         charged: bool,
-        /// Seconds from now until the item may be claimed.
-        delay_s: f64,
+        /// From now until the item may be claimed.
+        delay: Duration,
         /// The history the next attempt begins with.
         history: History,
     },
