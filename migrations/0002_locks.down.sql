@@ -1,0 +1,10 @@
+DROP FUNCTION holdfast.history_interrupted(bigint, integer);
+DROP FUNCTION holdfast.history_plus(bigint, integer);
+DROP FUNCTION holdfast.history_count(bigint, integer);
+DROP FUNCTION holdfast.end_if_done(holdfast.progress);
+DROP FUNCTION holdfast.save_progress(holdfast.progress);
+DROP FUNCTION holdfast.current_progress(uuid);
+DROP FUNCTION holdfast.try_ticket(uuid);
+DROP FUNCTION holdfast.lock_parent_shared(uuid);
+DROP FUNCTION holdfast.lock_parent(uuid);
+DROP FUNCTION holdfast.assert_protocol();

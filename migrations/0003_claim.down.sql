@@ -1,0 +1,2 @@
+DROP FUNCTION holdfast.claim(uuid, uuid, uuid, integer, double precision, text);
+DROP FUNCTION holdfast.raise_epoch_if_moved();

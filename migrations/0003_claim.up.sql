@@ -1,0 +1,187 @@
+-- raise_epoch_if_moved: a token epoch of its own for every system identifier and timeline (F2), and
+-- before the sequence's 31 bits are used up.
+CREATE FUNCTION holdfast.raise_epoch_if_moved() RETURNS holdfast.control
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    c        holdfast.control;
+    v_system bigint := (SELECT system_identifier FROM pg_control_system());
+    v_line   integer := ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer;
+BEGIN
+    SELECT * INTO STRICT c FROM holdfast.control;
+    IF (c.system_identifier, c.timeline) = (v_system, v_line)
+       AND (SELECT last_value FROM holdfast.token_seq) - c.sequence_base < 2000000000 THEN
+        RETURN c;
+    END IF;
+    -- A second raiser waits here, finds the row moved, and reads what the first one wrote.
+    UPDATE holdfast.control u
+       SET epoch = greatest(u.epoch + 1, extract(epoch FROM clock_timestamp())::bigint),
+           sequence_base = (SELECT last_value FROM holdfast.token_seq),
+           system_identifier = v_system, timeline = v_line, changed_at = clock_timestamp()
+     WHERE (u.epoch, u.sequence_base) = (c.epoch, c.sequence_base);
+    SELECT * INTO STRICT c FROM holdfast.control;
+    RETURN c;
+END $$;
+
+-- claim: take up to p_want positions of one batch under a new lease; ids only, inputs are read later.
+-- locks: ticket tried (L4), parent exclusive (L1), waiting rows   fence: lease_id + new token (F1, F2)   rows: one answer
+--
+-- answer: granted | empty | window (live window full) | capped (max_running) | backlog (checks) |
+-- not_before | closed (paused, cancelled, ended) | ended (by this call) | contended | claims_off | unknown.
+-- ready_in_s: when a look is worth while again, where that is known.
+-- alone: the lease's one item has taken its worker down twice and must run by itself.
+CREATE FUNCTION holdfast.claim(p_batch uuid, p_lease uuid, p_worker uuid, p_want integer,
+                               p_lease_s double precision, p_traceparent text,
+    OUT answer text, OUT token bigint, OUT positions integer[], OUT histories bigint[],
+    OUT ready_in_s double precision, OUT alone boolean)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    b         holdfast.batches;
+    p         holdfast.progress;
+    c         holdfast.control;
+    v_now     timestamptz;
+    v_room    integer;
+    v_taken   integer := 0;
+    v_fresh   integer[] := '{}';
+    v_end     integer;
+    v_last    timestamptz;
+    v_changed integer;
+BEGIN
+    alone := false;
+    IF p_want < 1 THEN
+        RAISE EXCEPTION 'holdfast: a claim of % items', p_want USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT holdfast.try_ticket(p_batch) THEN
+        answer := CASE WHEN EXISTS (SELECT FROM holdfast.batches WHERE id = p_batch)
+                       THEN 'contended' ELSE 'unknown' END;
+        RETURN;
+    END IF;
+    PERFORM holdfast.lock_parent(p_batch);
+    -- Everything below is read after the lock (L2).
+    SELECT * INTO STRICT b FROM holdfast.batches WHERE id = p_batch;
+    v_now := clock_timestamp();
+    IF b.control <> 'open' OR b.finished_at IS NOT NULL THEN
+        answer := 'closed';
+        RETURN;
+    END IF;
+    IF b.not_before > v_now THEN
+        answer := 'not_before';
+        ready_in_s := extract(epoch FROM b.not_before - v_now);
+        RETURN;
+    END IF;
+    c := holdfast.raise_epoch_if_moved();
+    IF NOT c.claims_enabled THEN
+        answer := 'claims_off';
+        RETURN;
+    END IF;
+    p := holdfast.current_progress(p_batch);
+    v_room := least(p_want, b.max_running - p.executing);
+    IF v_room < 1 THEN
+        answer := 'capped';
+        RETURN;
+    END IF;
+    IF p.checking >= b.max_checking THEN
+        answer := 'backlog';
+        RETURN;
+    END IF;
+
+    -- Due retries first, from the floor up, as a prefix: up to an item that has to run alone, or
+    -- that item by itself. So nothing below the new floor is left behind.
+    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), max(d.ready_at),
+           coalesce(bool_or(d.lone), false), count(*)
+      INTO positions, histories, v_last, alone, v_taken
+      FROM (SELECT w.position, w.history, w.ready_at, w.n, w.lone,
+                   bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
+              FROM (SELECT x.position, x.history, x.ready_at,
+                           holdfast.history_count(x.history, 1) >= 2 AS lone,
+                           row_number() OVER (ORDER BY x.ready_at, x.position) AS n
+                      FROM holdfast.waiting x
+                     WHERE x.batch_id = p_batch AND NOT x.recheck
+                       AND x.ready_at >= p.retry_floor AND x.ready_at <= v_now
+                     ORDER BY x.ready_at, x.position LIMIT v_room) w) d
+     WHERE NOT d.beyond OR d.n = 1;
+    IF v_taken > 0 THEN
+        WITH gone AS (
+            DELETE FROM holdfast.waiting w
+             WHERE w.batch_id = p_batch AND w.position = ANY (positions)
+            RETURNING w.deferred)
+        SELECT count(*), p.deferred - count(*) FILTER (WHERE g.deferred)
+          INTO v_changed, p.deferred FROM gone g;
+        IF v_changed <> v_taken THEN
+            RAISE EXCEPTION 'holdfast: claimed % waiting rows of batch %, found %',
+                v_taken, p_batch, v_changed USING ERRCODE = 'data_corrupted';
+        END IF;
+        p.waiting := p.waiting - v_taken;
+        p.retry_floor := greatest(p.retry_floor, v_last);
+    END IF;
+
+    -- Then fresh items from the cursor, within the live window.
+    v_room := least(v_room - v_taken, b.item_count - p.next_position,
+                    b.max_live - (p.executing + v_taken + p.checking + p.waiting - p.deferred));
+    IF v_room > 0 AND NOT alone THEN
+        v_end := p.next_position + v_room;
+        IF b.has_not_before THEN
+            -- Items whose own time has not come step aside into waiting, outside the live window.
+            v_end := least(b.item_count, p.next_position + v_room + 1000);
+            SELECT array_agg(f.position ORDER BY f.position), coalesce(max(f.position) + 1, v_end)
+              INTO v_fresh, v_end
+              FROM (SELECT g AS position
+                      FROM generate_series(p.next_position, v_end - 1) g
+                     WHERE NOT EXISTS (SELECT FROM holdfast.items i
+                                        WHERE i.batch_id = p_batch AND i.position = g
+                                          AND i.not_before IS NOT NULL AND i.not_before > v_now)
+                     ORDER BY g LIMIT v_room) f;
+            v_fresh := coalesce(v_fresh, '{}');
+            WITH aside AS (
+                INSERT INTO holdfast.waiting (batch_id, position, ready_at, deferred)
+                SELECT p_batch, i.position, greatest(i.not_before, p.retry_floor), true
+                  FROM holdfast.items i
+                 WHERE i.batch_id = p_batch AND i.position >= p.next_position
+                   AND i.position < v_end AND i.not_before IS NOT NULL AND i.not_before > v_now
+                RETURNING 1)
+            SELECT count(*) INTO v_changed FROM aside;
+            p.waiting := p.waiting + v_changed;
+            p.deferred := p.deferred + v_changed;
+        ELSE
+            v_fresh := ARRAY(SELECT g FROM generate_series(p.next_position, v_end - 1) g);
+        END IF;
+        p.next_position := v_end;
+        histories := CASE WHEN v_taken > 0
+            THEN histories || array_fill(0::bigint, ARRAY[cardinality(v_fresh)]) END;
+        positions := coalesce(positions, '{}') || v_fresh;
+        v_taken := cardinality(positions);
+    END IF;
+
+    IF v_taken = 0 THEN
+        IF v_changed > 0 THEN
+            PERFORM holdfast.save_progress(p);
+        END IF;
+        IF holdfast.end_if_done(p) THEN
+            answer := 'ended';
+            RETURN;
+        END IF;
+        positions := NULL;
+        histories := NULL;
+        answer := CASE WHEN p.next_position < b.item_count AND v_changed IS NULL
+                       THEN 'window' ELSE 'empty' END;
+        SELECT extract(epoch FROM min(w.ready_at) - v_now) INTO ready_in_s
+          FROM holdfast.waiting w
+         WHERE w.batch_id = p_batch AND NOT w.recheck AND w.ready_at >= p.retry_floor;
+        IF p.next_position < b.item_count AND v_changed > 0 THEN
+            ready_in_s := 0;
+        END IF;
+        RETURN;
+    END IF;
+
+    IF NOT EXISTS (SELECT FROM unnest(histories) h WHERE h <> 0) THEN
+        histories := NULL;
+    END IF;
+    token := c.epoch * 2147483648 + (nextval('holdfast.token_seq') - c.sequence_base);
+    INSERT INTO holdfast.leases (batch_id, lease_id, token, worker_id, positions, histories,
+                                 expires_at, traceparent)
+    VALUES (p_batch, p_lease, token, p_worker, positions, histories,
+            clock_timestamp() + make_interval(secs => p_lease_s), p_traceparent);
+    p.executing := p.executing + v_taken;
+    PERFORM holdfast.save_progress(p);
+    answer := 'granted';
+END $$;

@@ -1,0 +1,3 @@
+DROP FUNCTION holdfast.hand_in(uuid, uuid, double precision, uuid[], bigint[], integer[], text[],
+    integer[], timestamptz[], timestamptz[], text[], boolean[], bigint[], text[], text[],
+    integer[], integer[], text[], boolean[], double precision[], bigint[]);

@@ -1,0 +1,1 @@
+DROP FUNCTION holdfast.give_back(uuid, uuid, integer);

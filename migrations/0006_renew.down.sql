@@ -1,0 +1,1 @@
+DROP FUNCTION holdfast.renew(uuid, double precision, text, integer, uuid[], uuid[], bigint[], text[]);
