@@ -1,1 +1,29 @@
-//! What a batch, its items and its controls look like: `PostgreSQL` beneath.
+//! All SQL, except the protocol's functions, which the migrations create: connections, the
+//! one-flight transaction, typed calls of the protocol, plain queries, migrations.
+//!
+//! No policy lives here: what should happen is decided by the stages above.
+
+mod batches;
+mod connect;
+mod error;
+mod flight;
+mod items;
+pub mod locking;
+pub mod migrate;
+mod notify;
+mod protocol;
+pub mod statements;
+mod sweeps;
+mod workers;
+
+pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
+pub use connect::{Database, DatabaseOptions};
+pub use error::StoreError;
+pub use flight::FlightError;
+pub use items::{ExportRow, ItemInput, ItemRow};
+pub use notify::{Event, Listener};
+pub use protocol::{
+    Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
+    Reaped, ReapPolicy, RenewAnswer, Renewal, RetryAnswer, Vouched,
+};
+pub use workers::WorkerRow;

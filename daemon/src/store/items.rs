@@ -1,0 +1,219 @@
+//! Items, as they are executed, shown and exported.
+
+use serde::Serialize;
+use time::OffsetDateTime;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::{Database, StoreError, statements};
+use crate::model::{BatchId, ItemStatus, LeaseId, Position, WorkerId};
+
+/// What an execution needs of an item.
+#[derive(Clone, Debug)]
+pub struct ItemInput {
+    /// Its position.
+    pub position: Position,
+    /// Its key.
+    pub key: String,
+    /// Its input, JSON text as submitted.
+    pub input_json: String,
+}
+
+/// One item with its derived status, as shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct ItemRow {
+    /// Its position.
+    pub position: Position,
+    /// Its key.
+    pub key: String,
+    /// Its status.
+    pub status: ItemStatus,
+    /// The attempt it is at, or ended with; none when it was cancelled before one.
+    pub attempt: Option<i32>,
+    /// The earliest time of its next attempt, while it waits.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ready_at: Option<OffsetDateTime>,
+    /// The worker that holds it or ended it.
+    pub worker_id: Option<WorkerId>,
+    /// The lease it is in, or that published it.
+    pub lease_id: Option<LeaseId>,
+    /// That lease's token, as text.
+    pub token: Option<String>,
+    /// When its execution began.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub started_at: Option<OffsetDateTime>,
+    /// When it ended.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub finished_at: Option<OffsetDateTime>,
+    /// What went wrong last.
+    pub error: Option<String>,
+    /// The named reason it ended.
+    pub stop_reason: Option<String>,
+}
+
+/// One item with its outcome, as exported.
+#[derive(Clone, Debug)]
+pub struct ExportRow {
+    /// Its position.
+    pub position: Position,
+    /// Its key.
+    pub key: String,
+    /// Its acceptance criteria, JSON text.
+    pub criteria_json: Option<String>,
+    /// `succeeded` or `failed`; none without an outcome.
+    pub status: Option<String>,
+    /// The attempt it ended with.
+    pub attempt: Option<i32>,
+    /// Its result, JSON text without line breaks.
+    pub result_json: Option<String>,
+    /// Whether the result was cut.
+    pub result_truncated: bool,
+    /// How many bytes the execution really produced.
+    pub result_size: i64,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// The named reason it ended.
+    pub stop_reason: Option<String>,
+    /// When its last execution began.
+    pub started_at: Option<OffsetDateTime>,
+    /// When it ended.
+    pub finished_at: Option<OffsetDateTime>,
+}
+
+impl Database {
+    /// Keys and inputs of claimed positions.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn item_inputs(
+        &self,
+        batch: BatchId,
+        positions: &[Position],
+    ) -> Result<Vec<ItemInput>, StoreError> {
+        let positions: Vec<i32> = positions.iter().map(|p| p.get()).collect();
+        let rows = self
+            .query(
+                statements::ITEM_INPUTS,
+                &[(&batch.uuid(), Type::UUID), (&positions, Type::INT4_ARRAY)],
+            )
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| ItemInput {
+                position: Position::new(row.get(0)),
+                key: row.get(1),
+                input_json: row.get(2),
+            })
+            .collect())
+    }
+
+    /// A page of items from a position on, of one status or of all, in position order.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn items(
+        &self,
+        batch: BatchId,
+        status: Option<ItemStatus>,
+        from: Position,
+        limit: i32,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        let id = batch.uuid();
+        let from = from.get();
+        let rows = match status {
+            None => {
+                self.query(
+                    statements::ITEMS_PAGE,
+                    &[(&id, Type::UUID), (&from, Type::INT4), (&limit, Type::INT4)],
+                )
+                .await?
+            }
+            Some(status) => {
+                self.query(
+                    statements::ITEMS_PAGE_STATUS,
+                    &[
+                        (&id, Type::UUID),
+                        (&from, Type::INT4),
+                        (&limit, Type::INT4),
+                        (&status.as_str(), Type::TEXT),
+                    ],
+                )
+                .await?
+            }
+        };
+        Ok(rows.iter().map(item_row).collect())
+    }
+
+    /// Where the item of a key is.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn position_of_key(
+        &self,
+        batch: BatchId,
+        key: &str,
+    ) -> Result<Option<Position>, StoreError> {
+        let rows = self
+            .query(
+                statements::POSITION_OF_KEY,
+                &[(&batch.uuid(), Type::UUID), (&key, Type::TEXT)],
+            )
+            .await?;
+        Ok(rows.first().map(|row| Position::new(row.get(0))))
+    }
+
+    /// Items with their outcomes over `count` positions from `from` on.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn export_page(
+        &self,
+        batch: BatchId,
+        from: Position,
+        count: i32,
+    ) -> Result<Vec<ExportRow>, StoreError> {
+        let rows = self
+            .query(
+                statements::EXPORT_PAGE,
+                &[(&batch.uuid(), Type::UUID), (&from.get(), Type::INT4), (&count, Type::INT4)],
+            )
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| ExportRow {
+                position: Position::new(row.get(0)),
+                key: row.get(1),
+                criteria_json: row.get(2),
+                status: row.get(3),
+                attempt: row.get(4),
+                result_json: row.get(5),
+                result_truncated: row.get(6),
+                result_size: row.get(7),
+                error: row.get(8),
+                stop_reason: row.get(9),
+                started_at: row.get(10),
+                finished_at: row.get(11),
+            })
+            .collect())
+    }
+}
+
+fn item_row(row: &Row) -> ItemRow {
+    ItemRow {
+        position: Position::new(row.get("item_position")),
+        key: row.get("key"),
+        status: row
+            .get::<_, &str>("status")
+            .parse()
+            .expect("items_at derives the statuses of ItemStatus, and a test compares them"),
+        attempt: row.get("attempt"),
+        ready_at: row.get("ready_at"),
+        worker_id: row.get::<_, Option<_>>("worker_id").map(WorkerId::from_uuid),
+        lease_id: row.get::<_, Option<_>>("lease_id").map(LeaseId::from_uuid),
+        token: row.get::<_, Option<i64>>("token").map(|token| token.to_string()),
+        started_at: row.get("started_at"),
+        finished_at: row.get("finished_at"),
+        error: row.get("error"),
+        stop_reason: row.get("stop_reason"),
+    }
+}

@@ -1,0 +1,68 @@
+//! The lock order and the fences, numbered. Statement headers, functions, comments, tests and
+//! runbooks cite these numbers and never repeat the text.
+//!
+//! # Where an item is
+//!
+//! - **I1** An item is at or beyond its batch's cursor, or in exactly one lease's `positions`, or in
+//!   `waiting`, or in `outcomes`; in nothing else once its batch is cancelled. A position leaves its
+//!   lease in the same transaction that puts it anywhere else. Positions never enter an existing
+//!   lease; leases are never split or merged. Single positions leave only by the holder's own
+//!   transactions; anyone else takes the whole row. Heartbeats write columns from parameters only.
+//!
+//! # Locks
+//!
+//! - **L1 Parent first.** A transaction that changes what items of a batch are doing takes the
+//!   batch's parent lock before it touches any item-level row: a transaction-level advisory lock on
+//!   `batches.lock_no`, exclusive to hand work out, take it back, control or end the batch (claim,
+//!   reap, pause, resume, cancel, retry, end), shared to hand results in (finish, stage, give back).
+//!   A transaction takes one exclusive parent lock and no other, or shared ones for at most 16
+//!   batches, in order of `lock_no`. It never upgrades. Heartbeats take no parent lock.
+//! - **L2 Look after locking.** Batch state, counts and cursors are read in a statement after the
+//!   one that took the parent lock. A shared holder then locks its lease rows in
+//!   (`batch_id`, `lease_id`) order in a statement of its own (`FOR NO KEY UPDATE` when positions
+//!   only go to outcomes, `FOR UPDATE` when one goes to waiting; reapers `FOR UPDATE SKIP LOCKED`),
+//!   and reads, writes and deletes in the next. Every transaction is `READ COMMITTED` by its own
+//!   `BEGIN`; functions of several steps are `VOLATILE` and assert it; `synchronous_commit` is at
+//!   least `on`.
+//! - **L3 Short, and nothing depends on the client.** The statement that takes the lock carries its
+//!   whole payload; lock to commit is one flight (`BEGIN; SET LOCAL …`, one function call, `COMMIT`)
+//!   with no client decision in between; it returns ids, never inputs or results. Lock, statement
+//!   and idle timeouts are set for the transaction alone.
+//! - **L4 One claimer at a time per batch.** A claimer first tries the batch's ticket, a second
+//!   advisory lock; taken means another batch, or back in a few milliseconds. Reapers try the same
+//!   ticket. So a control command waits for the finishers in flight and one claimer, however many
+//!   workers there are.
+//! - **L5 Counts from what happened.** Every delta is computed from the rows a statement really
+//!   changed, never from the request. A repeated hand-in that finds itself applied is success and
+//!   changes no count. A hand-in names a position once.
+//! - **L6 Delta ids** come from a `CACHE 1` sequence, drawn by the inserting statement itself after
+//!   the shared lock is held; nobody without the parent lock writes a delta.
+//!
+//! # Fences
+//!
+//! - **F1** A lease is identified by `lease_id` (random, chosen by the worker before it sends the
+//!   claim) and `token` together. A counter alone can be handed out twice after a failover that lost
+//!   WAL.
+//! - **F2** The token is what the outside sees. It rises with every claim in the database's life:
+//!   `epoch * 2^31 + sequence`. A claim that sees another system identifier or timeline raises the
+//!   epoch first. A string in JSON. `holdfast.is_current` lets work ask whether it is current.
+//! - **F3** Every write of a holder names batch, position, `lease_id` and token (the give-back of an
+//!   unanswered claim: batch and `lease_id`). A position that its lease no longer holds is lost: it
+//!   is left out of the group, its attempt publishes nothing, it is counted and logged; the rest
+//!   commits; the answer names what was applied.
+//! - **F4** The token decides safety; the expiry only decides when another may take the lease. It is
+//!   written and judged by the database clock; workers send durations. A reaper takes expired leases
+//!   only while the database clock and its own boot-time clock agreed for one whole lease on the
+//!   same server start and timeline.
+//! - **F5** A worker trusts its lease until `asked_at + lease - margin` on a boot-time clock,
+//!   `asked_at` taken before the claim or renewal was sent; a later reply extends nothing. At that
+//!   instant the execution is ended. margin = lease/4, with
+//!   `kill grace * 1.01 + 0.02 * lease + slack <= margin` and
+//!   `1.1 * lease/3 + 2 * lease/6 <= lease - margin`.
+//! - **F6** After an unknown answer the hand-in is repeated: it finds itself applied (an outcome or
+//!   an attempt with its lease), or still in its lease, or lost. `Rolled back` is not `unknown`. A
+//!   claim whose answer never came is never adopted: it is given back by its `lease_id`, and again
+//!   at the next heartbeat. A commit counts only if every statement before it answered.
+//!
+//! The advisory lock classes are 1212564301 (parent) and 1212564302 (ticket), `0x4846434d` and
+//! `0x4846434e` in the two-integer form.

@@ -1,0 +1,3 @@
+-- items_page: a page of items from a position on, each with its derived status.
+-- locks: none   fence: none   rows: at most $3
+SELECT * FROM holdfast.items_at($1, ARRAY(SELECT generate_series($2::integer, $2 + $3 - 1)))

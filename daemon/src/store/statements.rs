@@ -1,0 +1,84 @@
+//! Every statement, one file each under `store/sql/`. A test prepares all of them on the migrated
+//! schema and checks their headers.
+
+macro_rules! statements {
+    ($($(#[$meta:meta])* $name:ident = $file:literal;)*) => {
+        $($(#[$meta])* pub const $name: &str = include_str!(concat!("sql/", $file, ".sql"));)*
+
+        /// Every statement with its name, for the test that prepares them.
+        pub const ALL: &[(&str, &str)] = &[$(($file, $name)),*];
+    };
+}
+
+statements! {
+    /// The attempts of one item that did not end in its outcome, oldest first.
+    ATTEMPTS_OF_ITEM = "attempts_of_item";
+    /// One batch with its counts, of one owner or of anyone.
+    BATCH_BY_ID = "batch_by_id";
+    /// The batch an owner submitted under a key, with what it was submitted as.
+    BATCH_BY_KEY = "batch_by_key";
+    /// What a worker has to know of a batch to run its items.
+    BATCH_WORK = "batch_work";
+    /// Batches, newest first, before an id; of one owner, queue, state or of all.
+    BATCHES_PAGE = "batches_page";
+    /// Take items of one batch under a new lease.
+    CLAIM = "claim";
+    /// Clear away what a cancel left behind.
+    CLEAR_CANCELLED = "clear_cancelled";
+    /// Mark workers as ended that sent no heartbeat for ten leases and hold none.
+    CLOSE_DEAD_WORKERS = "close_dead_workers";
+    /// Pause, resume or cancel.
+    CONTROL_BATCH = "control_batch";
+    /// Whether a batch has nothing left and is not ended yet; the look after a finish, without a lock.
+    COUNTS = "counts";
+    /// Bring back expiries further ahead than their worker's lease, after a step of the database clock (F4).
+    CUT_FAR_EXPIRIES = "cut_far_expiries";
+    /// End a batch with nothing left.
+    END_BATCH = "end_batch";
+    /// A worker process that ends, and why.
+    END_WORKER = "end_worker";
+    /// Unfinished batches with nothing left (full sweep).
+    EXHAUSTED_BATCHES = "exhausted_batches";
+    /// Batches with a lease past its expiry, whatever its worker does (full sweep).
+    EXPIRED_BATCHES = "expired_batches";
+    /// Items with their outcomes over a range of positions; the status is null where there is no outcome.
+    EXPORT_PAGE = "export_page";
+    /// A new batch's first counts.
+    FIRST_PROGRESS = "first_progress";
+    /// Return a whole lease whose claim was never answered.
+    GIVE_BACK = "give_back";
+    /// Publish outcomes and end attempts of one batch.
+    HAND_IN = "hand_in";
+    /// A batch whose items are stored in the same transaction; nothing when its owner used the key before.
+    INSERT_BATCH = "insert_batch";
+    /// Keys and inputs of claimed positions, read after the claim's commit (L3).
+    ITEM_INPUTS = "item_inputs";
+    /// A page of items from a position on, each with its derived status.
+    ITEMS_PAGE = "items_page";
+    /// A page of items of one status from a position on.
+    ITEMS_PAGE_STATUS = "items_page_status";
+    /// Cancelled batches with rows to clear away (full sweep).
+    LEFTOVER_BATCHES = "leftover_batches";
+    /// Workers that have not ended, oldest first.
+    LIVE_WORKERS = "live_workers";
+    /// Where the item of a key is.
+    POSITION_OF_KEY = "position_of_key";
+    /// Deltas that a committed progress row has folded in, of batches that are at work, in chunks.
+    PRUNE_DELTAS = "prune_deltas";
+    /// Progress rows older than a newer one of the same ten seconds; never the newest of a batch, in chunks.
+    PRUNE_PROGRESS = "prune_progress";
+    /// Open batches of some queues with something to claim now, best first: priority with ageing, then the owner, then the batch with the fewest executing, then oldest.
+    RANK_BATCHES = "rank_batches";
+    /// Take back the expired leases of one batch.
+    REAP = "reap";
+    /// A worker process that has just started.
+    REGISTER_WORKER = "register_worker";
+    /// One heartbeat of one worker.
+    RENEW = "renew";
+    /// Give a chunk of failed items new attempts.
+    RETRY_FAILED = "retry_failed";
+    /// Batches with expired leases of workers whose heartbeat is older than their lease (fast sweep).
+    SILENT_WORKERS_BATCHES = "silent_workers_batches";
+    /// The turn to do the full sweep, if the last one is old enough.
+    TAKE_SWEEP = "take_sweep";
+}

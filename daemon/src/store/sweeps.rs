@@ -1,0 +1,71 @@
+//! Where the sweeps look. What they find is only a hint: the protocol's functions re-check it.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::{Database, StoreError, statements};
+use crate::model::BatchId;
+
+impl Database {
+    /// Batches with expired leases of workers that fell silent: the fast sweep.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn batches_of_silent_workers(&self) -> Result<Vec<BatchId>, StoreError> {
+        self.batch_ids(statements::SILENT_WORKERS_BATCHES).await
+    }
+
+    /// Whether it is this worker's turn to do the full sweep, `every` so often in the whole fleet.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn take_sweep(&self, every: Duration) -> Result<bool, StoreError> {
+        let rows =
+            self.query(statements::TAKE_SWEEP, &[(&every.as_secs_f64(), Type::FLOAT8)]).await?;
+        Ok(!rows.is_empty())
+    }
+
+    /// Batches with a lease past its expiry, whatever its worker does.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn batches_with_expired_leases(&self) -> Result<Vec<BatchId>, StoreError> {
+        self.batch_ids(statements::EXPIRED_BATCHES).await
+    }
+
+    /// Unfinished batches with nothing left.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn exhausted_batches(&self) -> Result<Vec<BatchId>, StoreError> {
+        self.batch_ids(statements::EXHAUSTED_BATCHES).await
+    }
+
+    /// Cancelled batches with rows to clear away.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn batches_with_leftovers(&self) -> Result<Vec<BatchId>, StoreError> {
+        self.batch_ids(statements::LEFTOVER_BATCHES).await
+    }
+
+    /// The housekeeping of a full sweep: expiries too far ahead, workers long dead, folded deltas
+    /// and old progress rows, at most `chunk` rows of each.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; repeating it is safe.
+    pub async fn tidy(&self, chunk: i64) -> Result<(), StoreError> {
+        self.query(statements::CUT_FAR_EXPIRIES, &[]).await?;
+        self.query(statements::CLOSE_DEAD_WORKERS, &[]).await?;
+        self.query(statements::PRUNE_DELTAS, &[(&chunk, Type::INT8)]).await?;
+        self.query(statements::PRUNE_PROGRESS, &[(&chunk, Type::INT8)]).await?;
+        Ok(())
+    }
+
+    async fn batch_ids(&self, sql: &str) -> Result<Vec<BatchId>, StoreError> {
+        let rows = self.query(sql, &[]).await?;
+        Ok(rows.iter().map(|row| BatchId::from_uuid(row.get::<_, Uuid>(0))).collect())
+    }
+}
