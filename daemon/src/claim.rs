@@ -1,1 +1,367 @@
-//! claim.
+//! Slot first, then claim: chooses batches fairly and takes as much as there are free slots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, warn};
+
+use crate::capacity::{Slot, Slots};
+use crate::clock::{BootInstant, Clock};
+use crate::leases::{Grant, Leases};
+use crate::model::{BatchId, Hold, LeaseId, QueueName, WorkerId};
+use crate::store::{Claim, ClaimAnswer, ClaimRequest, Database, FlightError, RankedBatch};
+use crate::telemetry::Metrics;
+use crate::telemetry::labels::{ClaimOutcome, WakeupSource};
+use crate::telemetry::trace::{self, TraceContext};
+
+/// How batches are chosen and how much is claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimPolicy {
+    /// A lease's length.
+    pub ttl: Duration,
+    /// Items of one claim at most.
+    pub most: usize,
+    /// How long a ranking is used at most while there is work.
+    pub rank_interval: Duration,
+    /// How many batches a ranking keeps.
+    pub candidates: usize,
+    /// How long a batch waits for one more step of priority.
+    pub ageing: Duration,
+    /// How often to look for work without being told.
+    pub poll_interval: Duration,
+    /// The same while notifications arrive.
+    pub notified_poll_interval: Duration,
+}
+
+/// Items that a claim took, each with its slot.
+pub struct Granted {
+    /// Their batch.
+    pub batch: BatchId,
+    /// Its queue.
+    pub queue: QueueName,
+    /// The holds, each with a slot.
+    pub items: Vec<(Hold, Slot)>,
+    /// The one item has taken its worker down before: it runs when the others ended.
+    pub alone: bool,
+    /// Trace context of the claim.
+    pub claim: Option<TraceContext>,
+}
+
+/// What may wake the claim loop.
+#[derive(Debug, Default)]
+pub struct Wakeups {
+    /// Another process told of work.
+    pub told: Notify,
+    /// A hand-in of this process was answered.
+    pub settled: Arc<Notify>,
+    /// Whether notifications arrive.
+    pub listening: std::sync::atomic::AtomicBool,
+}
+
+/// The claim loop of one worker.
+pub struct Claimer {
+    database: Database,
+    clock: Arc<dyn Clock>,
+    leases: Arc<Leases>,
+    slots: Slots,
+    metrics: Arc<Metrics>,
+    wakeups: Arc<Wakeups>,
+    worker: WorkerId,
+    queues: Vec<QueueName>,
+    policy: ClaimPolicy,
+    ranking: Vec<RankedBatch>,
+    ranked_at: Option<BootInstant>,
+    held_off: HashMap<BatchId, BootInstant>,
+}
+
+/// What one call of a claim came to.
+enum Came {
+    Granted(usize),
+    Nothing,
+    Failed,
+}
+
+impl Claimer {
+    /// A claimer for these queues.
+    #[expect(clippy::too_many_arguments, reason = "wiring, called once")]
+    #[must_use]
+    pub fn new(
+        database: Database,
+        clock: Arc<dyn Clock>,
+        leases: Arc<Leases>,
+        slots: Slots,
+        metrics: Arc<Metrics>,
+        wakeups: Arc<Wakeups>,
+        worker: WorkerId,
+        queues: Vec<QueueName>,
+        policy: ClaimPolicy,
+    ) -> Self {
+        Self {
+            database,
+            clock,
+            leases,
+            slots,
+            metrics,
+            wakeups,
+            worker,
+            queues,
+            policy,
+            ranking: Vec::new(),
+            ranked_at: None,
+            held_off: HashMap::new(),
+        }
+    }
+
+    /// Claims until `stop`. `may_claim` says whether this is the time for it; `granted` gets what
+    /// was taken; `lost` gets claims whose answer never came (F6).
+    pub async fn run(
+        mut self,
+        stop: &CancellationToken,
+        may_claim: impl Fn() -> bool,
+        granted: impl Fn(Granted),
+        lost: impl Fn(BatchId, LeaseId),
+    ) {
+        while !stop.is_cancelled() {
+            let took = if may_claim() && self.slots.free() > 0 {
+                self.round(stop, &granted, &lost).await
+            } else {
+                false
+            };
+            if !took {
+                self.wait(stop).await;
+            }
+        }
+    }
+
+    /// Claims from the ranked batches while slots are free; whether anything was taken.
+    async fn round(
+        &mut self,
+        stop: &CancellationToken,
+        granted: &impl Fn(Granted),
+        lost: &impl Fn(BatchId, LeaseId),
+    ) -> bool {
+        self.rank_if_stale().await;
+        let mut took = false;
+        let mut asked = 0;
+        while asked < self.ranking.len() && !stop.is_cancelled() {
+            let free = self.slots.free();
+            if free == 0 {
+                break;
+            }
+            // Those of the same rank share what is free; a lower rank gets what they leave.
+            let rank = self.ranking[asked].rank;
+            let equals = self.ranking[asked..].iter().take_while(|b| b.rank == rank).count();
+            let batch = self.ranking[asked].clone();
+            let want = free.div_ceil(equals).min(self.policy.most);
+            if self.is_held_off(batch.id) {
+                asked += 1;
+                continue;
+            }
+            match self.claim(&batch, want, granted, lost).await {
+                Came::Granted(_) => {
+                    took = true;
+                    asked += 1;
+                }
+                Came::Nothing => {
+                    self.ranking.remove(asked);
+                }
+                Came::Failed => break,
+            }
+        }
+        self.rotate(asked);
+        took
+    }
+
+    /// The batches served in this round go behind their equals.
+    fn rotate(&mut self, served: usize) {
+        let Some(first) = self.ranking.first().map(|batch| batch.rank) else { return };
+        let equals = self.ranking.iter().take_while(|batch| batch.rank == first).count();
+        self.ranking[..equals].rotate_left(served.min(equals) % equals.max(1));
+    }
+
+    async fn rank_if_stale(&mut self) {
+        let now = self.clock.now();
+        let fresh =
+            self.ranked_at.is_some_and(|at| now.since(at) < self.policy.rank_interval);
+        if fresh && !self.ranking.is_empty() {
+            return;
+        }
+        // A ranking that came up empty is not repeated in a hurry.
+        if fresh && self.ranked_at.is_some_and(|at| now.since(at) < Duration::from_millis(20)) {
+            return;
+        }
+        self.held_off.retain(|_, until| now < *until);
+        let except: Vec<BatchId> = self.held_off.keys().copied().collect();
+        let queues: Vec<String> = self.queues.iter().map(ToString::to_string).collect();
+        let ranked = self
+            .database
+            .rank_batches(&queues, &except, self.policy.ageing, self.policy.candidates)
+            .await;
+        match ranked {
+            Ok(ranking) => {
+                self.ranking = ranking;
+                self.ranked_at = Some(now);
+            }
+            Err(failed) => {
+                self.metrics.db_error(failed.class());
+                debug!(error = %failed, "batches could not be ranked");
+                self.ranking.clear();
+            }
+        }
+    }
+
+    async fn claim(
+        &mut self,
+        batch: &RankedBatch,
+        want: usize,
+        granted: &impl Fn(Granted),
+        lost: &impl Fn(BatchId, LeaseId),
+    ) -> Came {
+        let Ok(queue) = batch.queue.parse::<QueueName>() else { return Came::Nothing };
+        let slots = self.slots.take(want);
+        let Some(want) = u32::try_from(slots.len()).ok().filter(|want| *want > 0) else {
+            return Came::Failed;
+        };
+        let span = trace::claim_span(&queue, self.worker);
+        let context = trace::context(&span);
+        let request = ClaimRequest {
+            batch: batch.id,
+            lease: LeaseId::generate(),
+            worker: self.worker,
+            want,
+            ttl: self.policy.ttl,
+            traceparent: context.as_ref().map(ToString::to_string),
+        };
+        // Trust counts from before the question (F5).
+        let asked_at = self.clock.now();
+        let answer = self.database.claim(&request).instrument(span.clone()).await;
+        let took = self.clock.now().since(asked_at);
+        match answer {
+            Ok(Claim::Granted { holds, alone }) => {
+                let count = holds.len();
+                self.metrics.claim(&queue, ClaimOutcome::Granted, took);
+                self.metrics.leases_granted(&queue, count);
+                trace::item_count(&span, count);
+                let first = holds.first().expect("a granted claim holds at least one item");
+                self.leases.enter(
+                    Grant {
+                        batch: batch.id,
+                        lease: request.lease,
+                        token: first.token(),
+                        queue: queue.clone(),
+                        asked_at,
+                    },
+                    holds.iter().map(|hold| hold.item().position()),
+                );
+                let items = holds.into_iter().zip(slots).collect();
+                granted(Granted { batch: batch.id, queue, items, alone, claim: context });
+                Came::Granted(count)
+            }
+            Ok(Claim::Nothing(answer, ready_in)) => {
+                trace::uneventful(&span);
+                self.metrics.claim(&queue, outcome(answer), took);
+                self.hold_off(batch.id, answer, ready_in);
+                Came::Nothing
+            }
+            Err(failed) => {
+                self.metrics.claim(&queue, ClaimOutcome::Error, took);
+                self.metrics.db_error(failed.class());
+                trace::failed(&span, "database");
+                self.claim_failed(&request, &failed, lost);
+                Came::Failed
+            }
+        }
+    }
+
+    fn claim_failed(
+        &mut self,
+        request: &ClaimRequest,
+        failed: &FlightError,
+        lost: &impl Fn(BatchId, LeaseId),
+    ) {
+        if failed.is_unknown() {
+            warn!(batch = %request.batch, lease = %request.lease, error = %failed, "a claim was not answered: giving its lease back");
+            lost(request.batch, request.lease);
+        } else {
+            debug!(batch = %request.batch, error = %failed, "a claim failed");
+        }
+        let pause = jittered(Duration::from_millis(500));
+        self.held_off.insert(request.batch, self.clock.now() + pause);
+    }
+
+    /// When to ask a batch again that had nothing.
+    fn hold_off(&mut self, batch: BatchId, answer: ClaimAnswer, ready_in: Option<Duration>) {
+        let poll = self.policy.poll_interval;
+        let pause = match answer {
+            ClaimAnswer::Contended => jittered(Duration::from_millis(8)),
+            // Ended by what others finish; this process's own finish asks again at once.
+            ClaimAnswer::Capped | ClaimAnswer::Window | ClaimAnswer::Backlog => {
+                jittered(poll.min(Duration::from_millis(250)))
+            }
+            ClaimAnswer::Empty | ClaimAnswer::NotBefore => {
+                ready_in.map_or(poll, |ready| ready.min(poll))
+            }
+            ClaimAnswer::Closed | ClaimAnswer::ClaimsOff | ClaimAnswer::Unknown => poll,
+        };
+        self.held_off.insert(batch, self.clock.now() + pause);
+    }
+
+    fn is_held_off(&self, batch: BatchId) -> bool {
+        self.held_off.get(&batch).is_some_and(|until| self.clock.now() < *until)
+    }
+
+    /// Waits until a look may be worth while.
+    async fn wait(&mut self, stop: &CancellationToken) {
+        let poll = if self.wakeups.listening.load(std::sync::atomic::Ordering::Relaxed) {
+            self.policy.notified_poll_interval
+        } else {
+            self.policy.poll_interval
+        };
+        let now = self.clock.now();
+        let soonest = self.held_off.values().map(|until| until.since(now)).min();
+        let pause = soonest.map_or(poll, |soonest| soonest.min(poll));
+        let pause = pause.max(Duration::from_millis(1)).mul_f64(rand::rng().random_range(0.9..1.1));
+        let wakeups = Arc::clone(&self.wakeups);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = wakeups.told.notified() => {
+                self.metrics.woken(WakeupSource::Notify);
+                self.held_off.clear();
+            }
+            () = wakeups.settled.notified() => {
+                self.metrics.woken(WakeupSource::Local);
+                self.held_off.clear();
+            }
+            () = self.slots.freed() => {
+                self.metrics.woken(WakeupSource::Local);
+                return;
+            }
+            () = tokio::time::sleep(pause) => self.metrics.woken(WakeupSource::Poll),
+        }
+        // Something may have changed: the ranking is asked anew.
+        self.ranking.clear();
+        self.ranked_at = None;
+    }
+}
+
+const fn outcome(answer: ClaimAnswer) -> ClaimOutcome {
+    match answer {
+        ClaimAnswer::Empty
+        | ClaimAnswer::NotBefore
+        | ClaimAnswer::Closed
+        | ClaimAnswer::Unknown => ClaimOutcome::Empty,
+        ClaimAnswer::Contended => ClaimOutcome::Contended,
+        ClaimAnswer::Window
+        | ClaimAnswer::Capped
+        | ClaimAnswer::Backlog
+        | ClaimAnswer::ClaimsOff => ClaimOutcome::Throttled,
+    }
+}
+
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(rand::rng().random_range(0.25..1.0))
+}

@@ -20,6 +20,7 @@ pub mod export;
 pub mod finish;
 pub mod health;
 pub mod heartbeat;
+pub mod leases;
 pub mod model;
 pub mod reap;
 pub mod store;

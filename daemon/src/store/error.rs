@@ -1,5 +1,7 @@
 use tokio_postgres::error::SqlState;
 
+use crate::telemetry::labels::DbErrorClass;
+
 /// What a plain query can answer instead of rows.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -34,12 +36,14 @@ impl StoreError {
         matches!(self, Self::Unreachable(_) | Self::TimedOut)
     }
 
-    /// The server's code, where it gave one.
+    /// The class of the error, for the metric of database errors.
     #[must_use]
-    pub fn sql_state(&self) -> Option<&SqlState> {
+    pub fn class(&self) -> DbErrorClass {
         match self {
-            Self::Refused(error) => error.code(),
-            Self::Unreachable(_) | Self::TimedOut | Self::Schema(_) => None,
+            Self::Unreachable(_) => DbErrorClass::Connection,
+            Self::TimedOut => DbErrorClass::StatementTimeout,
+            Self::Refused(error) => DbErrorClass::of_sqlstate(error.code().map(SqlState::code)),
+            Self::Schema(_) => DbErrorClass::Other,
         }
     }
 }

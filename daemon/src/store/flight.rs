@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use deadpool_postgres::Object;
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::error::{StoreError, refusal};
+use crate::telemetry::labels::DbErrorClass;
 
 /// Why a transaction did not count. What it means for the caller is decided by F6.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +31,24 @@ impl FlightError {
         matches!(self, Self::Unknown(_))
     }
 
-    /// Whether the server answered: the connection is fine, and it is the statement that is not.
+    /// Whether repeating it would only be refused again: what it carries is at fault, not the moment.
     #[must_use]
-    pub const fn is_refusal(&self) -> bool {
-        matches!(self, Self::RolledBack(_))
+    pub fn is_lasting(&self) -> bool {
+        let Self::RolledBack(error) = self else { return false };
+        // Classes: data exception, constraint, syntax or access rule, raised by the protocol.
+        error.code().is_some_and(|state| {
+            ["22", "23", "42", "XX"].iter().any(|class| state.code().starts_with(class))
+        })
+    }
+
+    /// The class of the error, for the metric of database errors.
+    #[must_use]
+    pub fn class(&self) -> DbErrorClass {
+        match self {
+            Self::NotSent(error) => error.class(),
+            Self::RolledBack(error) => DbErrorClass::of_sqlstate(error.code().map(SqlState::code)),
+            Self::Unknown(_) => DbErrorClass::Connection,
+        }
     }
 }
 

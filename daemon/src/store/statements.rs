@@ -75,6 +75,8 @@ statements! {
     REGISTER_WORKER = "register_worker";
     /// One heartbeat of one worker.
     RENEW = "renew";
+    /// A worker taken for dead is there again.
+    REOPEN_WORKER = "reopen_worker";
     /// Give a chunk of failed items new attempts.
     RETRY_FAILED = "retry_failed";
     /// Batches with expired leases of workers whose heartbeat is older than their lease (fast sweep).

@@ -73,6 +73,15 @@ impl Database {
         Ok(())
     }
 
+    /// Lists a worker again that was taken for dead.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn reopen_worker(&self, worker: WorkerId) -> Result<(), StoreError> {
+        self.query(statements::REOPEN_WORKER, &[(&worker.uuid(), Type::UUID)]).await?;
+        Ok(())
+    }
+
     /// Workers that have not ended, oldest first.
     ///
     /// # Errors

@@ -1,0 +1,373 @@
+//! The leases this process holds: their trust deadlines, and the stop token of every item.
+//!
+//! Shared by the stages of a worker; it decides nothing about the database.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::{BootInstant, Clock};
+use crate::model::{BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName};
+use crate::store::Vouched;
+
+/// Why an execution was told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StopCause {
+    /// Its batch was cancelled.
+    Cancelled,
+    /// Its lease is no longer there: reaped or superseded.
+    Lost,
+    /// The trust deadline passed without a renewal (F5).
+    Fenced,
+    /// The worker drains and its grace is over.
+    Drained,
+}
+
+/// Whether an execution has to stop: a token to await, and the cause once it is cancelled.
+#[derive(Clone, Debug, Default)]
+pub struct StopSignal {
+    token: CancellationToken,
+    cause: Arc<Mutex<Option<StopCause>>>,
+}
+
+impl StopSignal {
+    /// The token to hand to an executor.
+    #[must_use]
+    pub const fn token(&self) -> &CancellationToken {
+        &self.token
+    }
+
+    /// Why it was cancelled; none while it is not.
+    #[must_use]
+    pub fn cause(&self) -> Option<StopCause> {
+        *lock(&self.cause)
+    }
+
+    /// Stops the execution; the first cause stays.
+    fn stop(&self, cause: StopCause) {
+        lock(&self.cause).get_or_insert(cause);
+        self.token.cancel();
+    }
+}
+
+/// What a worker knows of a lease it has been granted.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// Its batch.
+    pub batch: BatchId,
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its token.
+    pub token: FencingToken,
+    /// Its queue, for metrics.
+    pub queue: QueueName,
+    /// When the claim was asked for: trust counts from there (F5).
+    pub asked_at: BootInstant,
+}
+
+struct Held {
+    grant: Grant,
+    trusted_until: BootInstant,
+    items: HashMap<Position, HeldItem>,
+    handing_in: usize,
+}
+
+#[derive(Default)]
+struct HeldItem {
+    started: bool,
+    stop: StopSignal,
+}
+
+/// The table of leases held.
+pub struct Leases {
+    clock: Arc<dyn Clock>,
+    trust: Duration,
+    held: Mutex<HashMap<LeaseId, Held>>,
+}
+
+impl Leases {
+    /// An empty table; `trust` is how long a lease is trusted from the moment it is asked for:
+    /// its length less the margin (F5).
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, trust: Duration) -> Self {
+        Self { clock, trust, held: Mutex::default() }
+    }
+
+    /// Enters a lease that a claim granted.
+    pub fn enter(&self, grant: Grant, positions: impl IntoIterator<Item = Position>) {
+        let trusted_until = grant.asked_at + self.trust;
+        let items = positions.into_iter().map(|p| (p, HeldItem::default())).collect();
+        let lease = grant.lease;
+        self.table().insert(lease, Held { grant, trusted_until, items, handing_in: 0 });
+    }
+
+    /// Moves a lease's trust deadline forward after a renewal or hand-in asked for at `asked_at`; a
+    /// reply later than the deadline extends nothing (F5).
+    pub fn extend(&self, lease: LeaseId, asked_at: BootInstant) {
+        let now = self.clock.now();
+        if let Some(held) = self.table().get_mut(&lease)
+            && now < held.trusted_until
+        {
+            held.trusted_until = held.trusted_until.max(asked_at + self.trust);
+        }
+    }
+
+    /// The stop signal of an item; one that is already stopped when the item is not held.
+    #[must_use]
+    pub fn stop_signal(&self, lease: LeaseId, position: Position) -> StopSignal {
+        let found = self
+            .table()
+            .get(&lease)
+            .and_then(|held| held.items.get(&position))
+            .map(|item| item.stop.clone());
+        found.unwrap_or_else(|| {
+            let stopped = StopSignal::default();
+            stopped.stop(StopCause::Lost);
+            stopped
+        })
+    }
+
+    /// Whether an item may begin now: it is held, not stopped, and its lease is trusted. Notes that
+    /// it has begun.
+    #[must_use]
+    pub fn begin(&self, lease: LeaseId, position: Position) -> bool {
+        let now = self.clock.now();
+        let mut table = self.table();
+        let Some(held) = table.get_mut(&lease) else { return false };
+        if now >= held.trusted_until {
+            return false;
+        }
+        match held.items.get_mut(&position) {
+            Some(item) if !item.stop.token.is_cancelled() => {
+                item.started = true;
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Notes that a hand-in of these items is on its way: its lease may vanish with it.
+    pub fn hand_in_begins(&self, leases: impl IntoIterator<Item = LeaseId>) {
+        let mut table = self.table();
+        for lease in leases {
+            if let Some(held) = table.get_mut(&lease) {
+                held.handing_in += 1;
+            }
+        }
+    }
+
+    /// Notes that a hand-in of these items was answered, or given up.
+    pub fn hand_in_ends(&self, leases: impl IntoIterator<Item = LeaseId>) {
+        let mut table = self.table();
+        for lease in leases {
+            if let Some(held) = table.get_mut(&lease) {
+                held.handing_in -= 1;
+            }
+        }
+    }
+
+    /// Takes an item out: it was handed in, refused, or will never be. The lease goes with the last.
+    pub fn leave(&self, lease: LeaseId, position: Position) {
+        let mut table = self.table();
+        if let Some(held) = table.get_mut(&lease) {
+            held.items.remove(&position);
+            if held.items.is_empty() {
+                table.remove(&lease);
+            }
+        }
+    }
+
+    /// What a heartbeat vouches for.
+    #[must_use]
+    pub fn vouched(&self) -> Vec<Vouched> {
+        let table = self.table();
+        table
+            .values()
+            .map(|held| Vouched {
+                batch: held.grant.batch,
+                lease: held.grant.lease,
+                token: held.grant.token,
+                started: held
+                    .items
+                    .iter()
+                    .filter(|(_, item)| item.started)
+                    .map(|(position, _)| *position)
+                    .collect(),
+            })
+            .collect()
+    }
+
+    /// Stops everything under a lease that is gone, unless a hand-in under way explains it; the
+    /// items stopped.
+    pub fn lose(&self, lease: LeaseId, cause: StopCause) -> Vec<ItemRef> {
+        match self.table().get(&lease) {
+            Some(held) if held.handing_in == 0 || cause != StopCause::Lost => held.stop(cause),
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    /// Stops everything of a batch; the items stopped.
+    pub fn stop_batch(&self, batch: BatchId, cause: StopCause) -> Vec<ItemRef> {
+        let table = self.table();
+        table.values().filter(|h| h.grant.batch == batch).flat_map(|h| h.stop(cause)).collect()
+    }
+
+    /// Stops everything; the items stopped.
+    pub fn stop_all(&self, cause: StopCause) -> Vec<ItemRef> {
+        self.table().values().flat_map(|held| held.stop(cause)).collect()
+    }
+
+    /// Stops everything under leases whose trust deadline has passed; the items stopped.
+    pub fn fence_expired(&self) -> Vec<ItemRef> {
+        let now = self.clock.now();
+        let table = self.table();
+        table
+            .values()
+            .filter(|held| now >= held.trusted_until)
+            .flat_map(|held| held.stop(StopCause::Fenced))
+            .collect()
+    }
+
+    /// How many leases and how many items are held.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        let table = self.table();
+        (table.len(), table.values().map(|held| held.items.len()).sum())
+    }
+
+    /// How many executions have begun and not ended.
+    #[must_use]
+    pub fn executing(&self) -> usize {
+        let table = self.table();
+        table.values().flat_map(|held| held.items.values()).filter(|item| item.started).count()
+    }
+
+    /// The queue of a lease; none when it is not held.
+    #[must_use]
+    pub fn queue_of(&self, lease: LeaseId) -> Option<QueueName> {
+        self.table().get(&lease).map(|held| held.grant.queue.clone())
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<LeaseId, Held>> {
+        lock(&self.held)
+    }
+}
+
+impl Held {
+    /// Stops what is not stopped yet.
+    fn stop(&self, cause: StopCause) -> Vec<ItemRef> {
+        let mut stopped = Vec::new();
+        for (position, item) in &self.items {
+            if !item.stop.token.is_cancelled() {
+                item.stop.stop(cause);
+                stopped.push(ItemRef::new(self.grant.batch, *position));
+            }
+        }
+        stopped
+    }
+}
+
+/// Nothing under these locks can panic half way, so a poisoned one is still whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use time::OffsetDateTime;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct TestClock(AtomicU64);
+
+    impl TestClock {
+        fn to(&self, seconds: u64) {
+            self.0.store(seconds * 1_000_000_000, Ordering::SeqCst);
+        }
+    }
+
+    impl Clock for TestClock {
+        fn now(&self) -> BootInstant {
+            BootInstant::from_nanos(self.0.load(Ordering::SeqCst))
+        }
+
+        fn wall(&self) -> OffsetDateTime {
+            OffsetDateTime::UNIX_EPOCH
+        }
+    }
+
+    fn setup() -> (Arc<TestClock>, Leases, LeaseId, BatchId) {
+        let clock = Arc::new(TestClock::default());
+        let leases = Leases::new(clock.clone(), Duration::from_secs(45));
+        let (lease, batch) = (LeaseId::generate(), BatchId::generate());
+        let grant = Grant {
+            batch,
+            lease,
+            token: FencingToken::new(7),
+            queue: "q".parse().unwrap(),
+            asked_at: clock.now(),
+        };
+        leases.enter(grant, [Position::new(0), Position::new(1)]);
+        (clock, leases, lease, batch)
+    }
+
+    #[test]
+    fn trust_counts_from_before_the_question_and_a_late_reply_extends_nothing() {
+        let (clock, leases, lease, _) = setup();
+
+        clock.to(20);
+        let asked_at = clock.now();
+        clock.to(30);
+        leases.extend(lease, asked_at);
+        clock.to(64);
+        assert!(leases.fence_expired().is_empty());
+        assert!(leases.begin(lease, Position::new(0)));
+
+        let asked_at = clock.now();
+        clock.to(65);
+        leases.extend(lease, asked_at);
+        assert_eq!(leases.fence_expired().len(), 2);
+        assert_eq!(leases.stop_signal(lease, Position::new(0)).cause(), Some(StopCause::Fenced));
+    }
+
+    #[test]
+    fn an_item_does_not_begin_beyond_its_deadline_nor_after_a_stop() {
+        let (clock, leases, lease, batch) = setup();
+
+        leases.stop_batch(batch, StopCause::Cancelled);
+        assert!(!leases.begin(lease, Position::new(0)));
+
+        let (clock2, leases2, lease2, _) = setup();
+        clock2.to(45);
+        assert!(!leases2.begin(lease2, Position::new(0)));
+        clock.to(1);
+    }
+
+    #[test]
+    fn a_lease_that_vanishes_with_its_own_hand_in_is_not_lost() {
+        let (_, leases, lease, _) = setup();
+
+        leases.hand_in_begins([lease]);
+        assert!(leases.lose(lease, StopCause::Lost).is_empty());
+        leases.hand_in_ends([lease]);
+
+        assert_eq!(leases.lose(lease, StopCause::Lost).len(), 2);
+    }
+
+    #[test]
+    fn the_lease_goes_with_its_last_item() {
+        let (_, leases, lease, _) = setup();
+
+        leases.leave(lease, Position::new(0));
+        assert_eq!(leases.size(), (1, 1));
+        leases.leave(lease, Position::new(1));
+
+        assert_eq!(leases.size(), (0, 0));
+        assert_eq!(leases.stop_signal(lease, Position::new(1)).cause(), Some(StopCause::Lost));
+    }
+}
