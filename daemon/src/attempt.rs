@@ -1,1 +1,433 @@
-//! attempt.
+//! One attempt's life: from the hold to what is handed in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng;
+use tracing::{Instrument, debug};
+
+use crate::capacity::{Slot, Slots};
+use crate::clock::Clock;
+use crate::execute::{Execution, ExecutionEnd, Executor, Job};
+use crate::finish::{Finished, Finisher};
+use crate::leases::{Leases, StopCause, StopSignal};
+use crate::model::{
+    AttemptEnding, Disposition, History, Hold, PublishedResult, QueueName, Settlement,
+};
+use crate::store::ItemInput;
+use crate::telemetry::Metrics;
+use crate::telemetry::labels::{ExecutionOutcome, LostReason, RefundReason, RetryReason};
+use crate::telemetry::trace::{self, TraceContext};
+
+/// When another attempt is made, and when no more.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryPolicy {
+    /// Charged attempts after which an item fails.
+    pub max_attempts: u16,
+    /// First backoff; doubled with every charged attempt, full jitter.
+    pub backoff_base: Duration,
+    /// Longest backoff.
+    pub backoff_max: Duration,
+    /// Interruptions free of charge.
+    pub max_interruptions: u8,
+    /// Admission failures free of charge.
+    pub max_admissions: u8,
+}
+
+/// What all attempts of one batch share.
+pub struct BatchContext {
+    /// Their queue.
+    pub queue: QueueName,
+    /// What runs them.
+    pub executor: Arc<dyn Executor>,
+    /// How long one execution may take; for display to the work.
+    pub timeout: Duration,
+    /// When another attempt is made.
+    pub retry: RetryPolicy,
+    /// Trace context of the submit.
+    pub submitted: Option<TraceContext>,
+}
+
+/// Runs attempts.
+pub struct Attempts {
+    clock: Arc<dyn Clock>,
+    leases: Arc<Leases>,
+    slots: Slots,
+    metrics: Arc<Metrics>,
+    finisher: Finisher,
+}
+
+/// What a claim took, ready to run: an item, its slot and its input.
+pub struct Taken {
+    /// The right to it.
+    pub hold: Hold,
+    /// Its slot.
+    pub slot: Slot,
+    /// Its key and input; none when it could not be read.
+    pub input: Option<ItemInput>,
+    /// It runs when everything else ended.
+    pub alone: bool,
+}
+
+impl Attempts {
+    /// Attempts that hand in through `finisher`.
+    #[must_use]
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        leases: Arc<Leases>,
+        slots: Slots,
+        metrics: Arc<Metrics>,
+        finisher: Finisher,
+    ) -> Self {
+        Self { clock, leases, slots, metrics, finisher }
+    }
+
+    /// Runs one attempt to its hand-in.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a dropped attempt keeps its item until the lease lapses. Stop it through
+    /// [`Leases`].
+    pub async fn run(&self, batch: &BatchContext, claim: Option<TraceContext>, taken: Taken) {
+        let Taken { hold, slot, input, alone } = taken;
+        let span =
+            trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
+        let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
+        let mut slots = vec![slot];
+        if alone {
+            tokio::select! {
+                () = stop.token().cancelled() => {}
+                others = self.slots.take_others() => slots.extend(others),
+            }
+        }
+        let ended = match input {
+            Some(input) if self.leases.begin(hold.lease(), hold.item().position()) => {
+                Some(self.execute(batch, &span, &hold, input, &stop).await)
+            }
+            Some(_) | None => None,
+        };
+        let settlement = match (&ended, stop.cause()) {
+            (_, Some(cause @ (StopCause::Cancelled | StopCause::Lost))) => {
+                self.drop_hold(batch, &span, &hold, cause, ended.as_ref());
+                return;
+            }
+            (Some(execution), _) => self.settle(batch, &hold, execution),
+            (None, _) => {
+                self.metrics.attempt_refunded(&batch.queue, RefundReason::DrainUnstarted);
+                unstarted(&*self.clock, hold.history())
+            }
+        };
+        self.finisher.submit(Finished {
+            hold,
+            settlement,
+            queue: batch.queue.clone(),
+            slots,
+            span,
+        });
+    }
+
+    async fn execute(
+        &self,
+        batch: &BatchContext,
+        lease: &tracing::Span,
+        hold: &Hold,
+        input: ItemInput,
+        stop: &StopSignal,
+    ) -> Execution {
+        let process = trace::process_span(lease, &batch.queue, batch.submitted.as_ref());
+        let job = Job {
+            item: hold.item(),
+            key: input.key,
+            queue: batch.queue.clone(),
+            attempt: hold.attempt(),
+            lease: hold.lease(),
+            token: hold.token(),
+            input_json: input.input_json,
+            deadline: self.clock.wall() + batch.timeout,
+            traceparent: trace::context(&process).map(|context| context.to_string()),
+        };
+        self.metrics.execution_started(&batch.queue);
+        let began = self.clock.now();
+        let execution =
+            batch.executor.execute(&job, stop.token()).instrument(process.clone()).await;
+        let outcome = outcome(&execution.end, stop.cause());
+        trace::execution_ended(&process, outcome);
+        self.metrics.execution_ended(&batch.queue, outcome, self.clock.now().since(began));
+        process.in_scope(|| debug!(reason = execution.stop_reason, "an execution ended"));
+        execution
+    }
+
+    /// Nothing can be published any more: the item leaves without a hand-in.
+    fn drop_hold(
+        &self,
+        batch: &BatchContext,
+        span: &tracing::Span,
+        hold: &Hold,
+        cause: StopCause,
+        ended: Option<&Execution>,
+    ) {
+        let reason = if cause == StopCause::Cancelled {
+            LostReason::Cancelled
+        } else {
+            LostReason::Superseded
+        };
+        self.metrics.lease_lost(&batch.queue, reason);
+        trace::lease_lost(span, reason);
+        let ran = ended.is_some();
+        span.in_scope(|| debug!(ran, ?cause, "an attempt ends without publishing"));
+        self.leases.leave(hold.lease(), hold.item().position());
+    }
+
+    fn settle(&self, batch: &BatchContext, hold: &Hold, execution: &Execution) -> Settlement {
+        let settlement = settlement(&batch.retry, hold.history(), execution);
+        if let Disposition::Again { ending, charged, .. } = &settlement.disposition {
+            let reason = match ending {
+                AttemptEnding::TimedOut => RetryReason::Timeout,
+                AttemptEnding::Interrupted | AttemptEnding::Unstarted => RetryReason::Interrupted,
+                AttemptEnding::Expired => RetryReason::LeaseExpired,
+                AttemptEnding::Error
+                | AttemptEnding::Signal
+                | AttemptEnding::NotAdmitted
+                | AttemptEnding::Retried => RetryReason::Error,
+            };
+            self.metrics.items_retried(&batch.queue, reason, 1);
+            if !charged {
+                let refund = match ending {
+                    AttemptEnding::Interrupted => RefundReason::DrainInterrupted,
+                    AttemptEnding::Unstarted => RefundReason::DrainUnstarted,
+                    AttemptEnding::Error
+                    | AttemptEnding::TimedOut
+                    | AttemptEnding::Signal
+                    | AttemptEnding::Expired
+                    | AttemptEnding::NotAdmitted
+                    | AttemptEnding::Retried => RefundReason::Infrastructure,
+                };
+                self.metrics.attempt_refunded(&batch.queue, refund);
+            }
+        }
+        settlement
+    }
+}
+
+/// How an execution counts in the metrics.
+const fn outcome(end: &ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcome {
+    match (end, cause) {
+        (_, Some(StopCause::Cancelled)) => ExecutionOutcome::Cancelled,
+        (_, Some(StopCause::Lost | StopCause::Fenced)) => ExecutionOutcome::Lost,
+        (ExecutionEnd::Succeeded, _) => ExecutionOutcome::Succeeded,
+        (ExecutionEnd::TimedOut, _) => ExecutionOutcome::TimedOut,
+        (ExecutionEnd::Stopped, _) => ExecutionOutcome::Interrupted,
+        (ExecutionEnd::Retryable | ExecutionEnd::Permanent | ExecutionEnd::NotAdmitted, _) => {
+            ExecutionOutcome::Failed
+        }
+    }
+}
+
+/// What becomes of an item after an execution (design: retry policy).
+fn settlement(policy: &RetryPolicy, history: History, execution: &Execution) -> Settlement {
+    let disposition = match execution.end {
+        ExecutionEnd::Succeeded => Disposition::Succeed,
+        ExecutionEnd::Permanent => Disposition::Fail,
+        ExecutionEnd::Retryable => {
+            let ending = if execution.signal.is_some() {
+                AttemptEnding::Signal
+            } else {
+                AttemptEnding::Error
+            };
+            charge(policy, history, ending)
+        }
+        ExecutionEnd::TimedOut => charge(policy, history, AttemptEnding::TimedOut),
+        ExecutionEnd::Stopped => uncharged(
+            policy,
+            AttemptEnding::Interrupted,
+            history,
+            history.plus_interruption(),
+            history.interruptions() < policy.max_interruptions,
+            Duration::ZERO,
+        ),
+        ExecutionEnd::NotAdmitted => uncharged(
+            policy,
+            AttemptEnding::NotAdmitted,
+            history,
+            history.plus_admission(),
+            history.admissions() < policy.max_admissions,
+            backoff(policy, u32::from(history.admissions())),
+        ),
+    };
+    let keeps_result = matches!(disposition, Disposition::Succeed | Disposition::Fail);
+    Settlement {
+        disposition,
+        started_at: Some(execution.started_at),
+        ended_at: execution.ended_at,
+        result: if keeps_result { result(execution) } else { PublishedResult::default() },
+        error: execution.error.clone(),
+        stop_reason: execution.stop_reason,
+        exit_status: execution.exit_status,
+        signal: execution.signal,
+    }
+}
+
+/// A charged ending: another attempt, or failed when they are spent.
+fn charge(policy: &RetryPolicy, history: History, ending: AttemptEnding) -> Disposition {
+    let spent = u16::from(history.attempts()) + 1;
+    if spent >= policy.max_attempts {
+        return Disposition::Fail;
+    }
+    Disposition::Again {
+        ending,
+        charged: true,
+        delay: backoff(policy, u32::from(history.attempts())),
+        history: history.plus_attempt(),
+    }
+}
+
+/// An ending that is free of charge while its own bound lasts, and charged beyond it.
+fn uncharged(
+    policy: &RetryPolicy,
+    ending: AttemptEnding,
+    before: History,
+    after: History,
+    free: bool,
+    delay: Duration,
+) -> Disposition {
+    if free {
+        Disposition::Again { ending, charged: false, delay, history: after }
+    } else {
+        charge(policy, before, ending)
+    }
+}
+
+/// `base * 2^n`, at most the longest, with full jitter.
+fn backoff(policy: &RetryPolicy, n: u32) -> Duration {
+    let doubled = policy.backoff_base.saturating_mul(2u32.saturating_pow(n.min(31)));
+    doubled.min(policy.backoff_max).mul_f64(rand::rng().random_range(0.0..=1.0))
+}
+
+/// The output as a JSON string.
+fn result(execution: &Execution) -> PublishedResult {
+    PublishedResult {
+        json: Some(serde_json::Value::from(execution.output.as_str()).to_string()),
+        truncated: execution.output_truncated,
+        size_bytes: i64::try_from(execution.output_bytes).unwrap_or(i64::MAX),
+    }
+}
+
+/// An item that never began: given back free of charge, to be claimed at once.
+fn unstarted(clock: &dyn Clock, history: History) -> Settlement {
+    Settlement {
+        disposition: Disposition::Again {
+            ending: AttemptEnding::Unstarted,
+            charged: false,
+            delay: Duration::ZERO,
+            history,
+        },
+        started_at: None,
+        ended_at: clock.wall(),
+        result: PublishedResult::default(),
+        error: None,
+        stop_reason: "unstarted",
+        exit_status: None,
+        signal: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+
+    use super::*;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        backoff_base: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(300),
+        max_interruptions: 5,
+        max_admissions: 50,
+    };
+
+    fn execution(end: ExecutionEnd) -> Execution {
+        Execution {
+            end,
+            started_at: OffsetDateTime::UNIX_EPOCH,
+            ended_at: OffsetDateTime::UNIX_EPOCH,
+            output: "a\n\"b\"".into(),
+            output_bytes: 5,
+            output_truncated: false,
+            error: None,
+            stop_reason: "completed",
+            exit_status: None,
+            signal: None,
+        }
+    }
+
+    fn times(n: usize, step: fn(History) -> History) -> History {
+        (0..n).fold(History::FRESH, |history, _| step(history))
+    }
+
+    #[test]
+    fn a_result_is_one_json_string_without_line_breaks() {
+        let settled = settlement(&POLICY, History::FRESH, &execution(ExecutionEnd::Succeeded));
+
+        assert_eq!(settled.result.json.as_deref(), Some(r#""a\n\"b\"""#));
+        assert_eq!(settled.disposition, Disposition::Succeed);
+    }
+
+    #[test]
+    fn failures_are_charged_until_the_attempts_are_spent() {
+        let ended = execution(ExecutionEnd::Retryable);
+
+        let first = settlement(&POLICY, History::FRESH, &ended).disposition;
+        let last = settlement(&POLICY, times(2, History::plus_attempt), &ended).disposition;
+
+        let Disposition::Again { ending, charged, delay, history } = first else {
+            panic!("{first:?}")
+        };
+        assert_eq!((ending, charged, history.attempts()), (AttemptEnding::Error, true, 1));
+        assert!(delay <= Duration::from_secs(1));
+        assert_eq!(last, Disposition::Fail);
+    }
+
+    #[test]
+    fn a_permanent_failure_is_not_tried_again() {
+        let settled = settlement(&POLICY, History::FRESH, &execution(ExecutionEnd::Permanent));
+
+        assert_eq!(settled.disposition, Disposition::Fail);
+    }
+
+    #[test]
+    fn interruptions_are_free_five_times_and_charged_after() {
+        let ended = execution(ExecutionEnd::Stopped);
+        for n in 0..5 {
+            let history = times(n, History::plus_interruption);
+            let settled = settlement(&POLICY, history, &ended).disposition;
+            let Disposition::Again { charged, history, delay, .. } = settled else {
+                panic!("{settled:?}")
+            };
+            assert!(!charged && history.attempts() == 0 && delay.is_zero());
+        }
+
+        let sixth = settlement(&POLICY, times(5, History::plus_interruption), &ended).disposition;
+
+        assert!(
+            matches!(sixth, Disposition::Again { charged: true, history, .. } if history.attempts() == 1)
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_admitted_backs_off_free_of_charge() {
+        let ended = execution(ExecutionEnd::NotAdmitted);
+
+        let first = settlement(&POLICY, History::FRESH, &ended).disposition;
+        let beyond = settlement(&POLICY, times(50, History::plus_admission), &ended).disposition;
+
+        assert!(matches!(first, Disposition::Again { charged: false, .. }));
+        assert!(matches!(beyond, Disposition::Again { charged: true, .. }));
+    }
+
+    #[test]
+    fn backoff_doubles_and_is_bounded() {
+        for n in 0..40 {
+            let bound = Duration::from_secs(1u64 << n.min(9)).min(POLICY.backoff_max);
+            assert!(backoff(&POLICY, n) <= bound, "{n}");
+        }
+    }
+}
