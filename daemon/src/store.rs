@@ -13,6 +13,7 @@ pub mod migrate;
 mod notify;
 mod protocol;
 pub mod statements;
+mod submission;
 mod sweeps;
 mod workers;
 
@@ -26,4 +27,5 @@ pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
     Reaped, ReapPolicy, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
+pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use workers::WorkerRow;

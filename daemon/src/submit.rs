@@ -20,7 +20,7 @@
 //!   [`MAX_DEPTH`] levels.
 //! - **Plain lines**: the line is the key, and as a JSON string the input.
 //!
-//! Keys are unique in their batch and hold no control character below U+0020. No text holds U+0000
+//! Keys are unique in their batch and hold no control character below U+0020 but the tab. No text holds U+0000
 //! (`PostgreSQL` text and program arguments cannot carry it) or a lone surrogate (which is no
 //! character), not even escaped. Sizes are bounded by [`SubmitLimits`].
 

@@ -26,7 +26,7 @@ pub struct NewBatch {
     /// For people: 1 to 256 characters, no control characters.
     pub title: Option<String>,
     /// Under which a repeated submission returns the first batch: 1 to 512 characters, no control
-    /// character below U+0020.
+    /// character below U+0020 but the tab.
     pub submission_key: Option<String>,
     /// Names the workspace that the items share: 1 to 128 of `A-Z`, `a-z`, `0-9`, `.`, `_` and
     /// `-`, not `.` or `..`.
