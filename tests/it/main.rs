@@ -1,1 +1,5 @@
 //! Integration tests.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod metrics;
+mod telemetry;
