@@ -75,7 +75,7 @@ pub fn process_span(lease: &Span, queue: &QueueName, submitted: Option<&TraceCon
     span
 }
 
-/// The span of one claim call. Say what it granted with [`granted`], or that it went wrong with
+/// The span of one claim call. Say what it granted with [`item_count`], or that it went wrong with
 /// [`failed`]; a claim that found nothing is [`uneventful`].
 #[must_use]
 pub fn claim_span(queue: &QueueName, worker: WorkerId) -> Span {
