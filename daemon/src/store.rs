@@ -25,7 +25,7 @@ pub use items::{ExportRow, ItemInput, ItemRow};
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
-    Reaped, ReapPolicy, RenewAnswer, Renewal, RetryAnswer, Vouched,
+    ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use workers::WorkerRow;

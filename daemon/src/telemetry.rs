@@ -1,1 +1,179 @@
-//! telemetry.
+//! Every metric, span and log line of the daemon: their names, and the ways out.
+//!
+//! Ids go to spans and logs, never to metric labels; payloads and secrets go to none of them.
+
+mod export;
+pub mod labels;
+pub mod logs;
+pub mod metrics;
+pub mod names;
+pub mod trace;
+
+use std::io;
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::ExporterBuildError;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, ParseError, Targets, filter_fn};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::JsonFields;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+use tracing_subscriber::{Layer, Registry};
+
+pub use self::logs::LogFormat;
+pub use self::metrics::{BuildInfo, Metrics};
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// A level (`info`), or directives by module (`info,holdfast::claim=debug`).
+    pub level: String,
+    /// The shape of a line.
+    pub format: LogFormat,
+}
+
+/// Where spans go, and which.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceSettings {
+    /// URL of an OTLP collector that speaks gRPC; none exports nothing. Credentials do not belong
+    /// here but into `OTEL_EXPORTER_OTLP_HEADERS`.
+    pub otlp_endpoint: Option<String>,
+    /// Share of traces kept, 0 to 1, unless they are linked to a trace that was kept.
+    pub sample_ratio: f64,
+    /// `service.name` of the spans, such as `holdfast-worker`.
+    pub service_name: String,
+    /// `service.instance.id` of the spans: new at every process start.
+    pub instance_id: String,
+}
+
+/// Why telemetry could not be set up. All of them are faults of the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The log level cannot be read.
+    #[error("`{level}` is no log level")]
+    Level {
+        /// What was given.
+        level: String,
+        /// What is wrong with it.
+        #[source]
+        source: ParseError,
+    },
+    /// The endpoint has another form. It is not repeated here, for it may hold a password.
+    #[error("the OTLP endpoint must be http:// or https:// and a host, without user and password")]
+    Endpoint,
+    /// The exporter cannot be built.
+    #[error("prepare the export of spans")]
+    Exporter {
+        /// What is wrong.
+        #[source]
+        source: ExporterBuildError,
+    },
+    /// This process logs elsewhere already.
+    #[error("install the log subscriber")]
+    Installed {
+        /// What was in the way.
+        #[source]
+        source: TryInitError,
+    },
+}
+
+/// Ends the export of spans. Without [`shutdown`](Self::shutdown) the last of them are lost.
+#[derive(Debug)]
+#[must_use = "the last spans are delivered by its `shutdown`"]
+pub struct TelemetryGuard(Option<SdkTracerProvider>);
+
+impl TelemetryGuard {
+    /// Delivers the spans still queued, for at most three seconds and a half; what a slow or dead
+    /// collector has not taken by then is lost.
+    ///
+    /// # Cancel safety
+    /// Safe: the delivery goes on without a waiter, and ends with the process.
+    pub async fn shutdown(self) {
+        let Self(Some(provider)) = self else { return };
+        let (done, delivered) = tokio::sync::oneshot::channel();
+        // It blocks. A thread of the runtime would make the runtime's end wait for it.
+        let thread = std::thread::Builder::new().name("telemetry-flush".into()).spawn(move || {
+            let _ = done.send(provider.shutdown_with_timeout(export::EXPORT_LIMIT));
+        });
+        let limit = export::EXPORT_LIMIT + Duration::from_millis(500);
+        let in_time = thread.is_ok()
+            && matches!(tokio::time::timeout(limit, delivered).await, Ok(Ok(Ok(()))));
+        if !in_time {
+            tracing::warn!("the last spans may not have reached the collector");
+        }
+    }
+}
+
+/// Sends logs to standard error and spans to the collector, for the whole process. Call it once,
+/// inside the runtime.
+///
+/// # Errors
+/// The settings cannot be used, or it was called before.
+pub fn init(logs: &LogSettings, traces: &TraceSettings) -> Result<TelemetryGuard, TelemetryError> {
+    let (subscriber, guard) = subscriber(logs, traces, io::stderr)?;
+    subscriber.try_init().map_err(|source| TelemetryError::Installed { source })?;
+    Ok(guard)
+}
+
+/// What [`init`] installs, with log lines going to `writer`, to be installed by the caller.
+///
+/// # Errors
+/// The settings cannot be used.
+pub fn subscriber<W>(
+    logs: &LogSettings,
+    traces: &TraceSettings,
+    writer: W,
+) -> Result<(impl Subscriber + Send + Sync + use<W>, TelemetryGuard), TelemetryError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = log_filter(&logs.level)?;
+    let provider = traces
+        .otlp_endpoint
+        .as_deref()
+        .map(|endpoint| span_provider(endpoint, traces))
+        .transpose()?;
+    let spans = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer(names::SCOPE))
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_context_activation(false)
+            // Spans of the exporter's own connection would feed themselves.
+            .with_filter(Targets::new().with_target("holdfast", LevelFilter::INFO))
+    });
+    let dispatch = logs::OwnDispatch::default();
+    let lines = tracing_subscriber::fmt::layer()
+        .fmt_fields(JsonFields::new())
+        .event_format(logs::Line { format: logs.format, dispatch: dispatch.clone() })
+        .with_writer(writer)
+        .with_filter(filter.and(filter_fn(|event| !export::is_repetition(event))));
+    let subscriber = Registry::default().with(spans).with(dispatch).with(lines);
+    Ok((subscriber, TelemetryGuard(provider)))
+}
+
+fn span_provider(
+    endpoint: &str,
+    settings: &TraceSettings,
+) -> Result<SdkTracerProvider, TelemetryError> {
+    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    // The user name and password of a URL would end up in messages of the exporter.
+    if host.is_none_or(|host| host.is_empty() || host.contains('@')) {
+        return Err(TelemetryError::Endpoint);
+    }
+    export::provider(endpoint, settings).map_err(|source| TelemetryError::Exporter { source })
+}
+
+/// The filter of log lines. Our spans pass at any level: a warning inside a lease needs its ids.
+fn log_filter(level: &str) -> Result<EnvFilter, TelemetryError> {
+    let spans = format!("{}=info", names::SPAN_TARGET).parse().expect("a target and a level");
+    EnvFilter::builder()
+        .parse(level)
+        .map(|filter| filter.add_directive(spans))
+        .map_err(|source| TelemetryError::Level { level: level.to_owned(), source })
+}

@@ -160,10 +160,7 @@ impl Database {
         owner: Option<&str>,
     ) -> Result<Option<BatchRow>, StoreError> {
         let rows = self
-            .query(
-                statements::BATCH_BY_ID,
-                &[(&batch.uuid(), Type::UUID), (&owner, Type::TEXT)],
-            )
+            .query(statements::BATCH_BY_ID, &[(&batch.uuid(), Type::UUID), (&owner, Type::TEXT)])
             .await?;
         Ok(rows.first().map(batch_row))
     }

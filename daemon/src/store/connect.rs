@@ -155,13 +155,15 @@ fn build_pool(options: &DatabaseOptions, size: usize) -> Result<Pool, StoreError
 pub(super) fn client_config(
     options: &DatabaseOptions,
 ) -> Result<(tokio_postgres::Config, MakeRustlsConnect), StoreError> {
-    let verify = ["sslmode=verify-full", "sslmode=verify-ca"].iter().any(|mode| options.url.contains(mode));
+    let verify =
+        ["sslmode=verify-full", "sslmode=verify-ca"].iter().any(|mode| options.url.contains(mode));
     let url = options
         .url
         .replace("sslmode=verify-full", "sslmode=require")
         .replace("sslmode=verify-ca", "sslmode=require");
-    let mut config: tokio_postgres::Config =
-        url.parse().map_err(|error: tokio_postgres::Error| StoreError::Unreachable(Box::new(error)))?;
+    let mut config: tokio_postgres::Config = url
+        .parse()
+        .map_err(|error: tokio_postgres::Error| StoreError::Unreachable(Box::new(error)))?;
     config
         .application_name(&options.application)
         .connect_timeout(options.connect_timeout)

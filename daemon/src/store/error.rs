@@ -77,8 +77,7 @@ fn is_outage(state: &SqlState) -> bool {
 
 /// What the server said, in one line: the driver's own text is only `db error`.
 pub(super) fn refusal(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(
-        || error.to_string(),
-        |db| format!("{} ({})", db.message(), db.code().code()),
-    )
+    error
+        .as_db_error()
+        .map_or_else(|| error.to_string(), |db| format!("{} ({})", db.message(), db.code().code()))
 }

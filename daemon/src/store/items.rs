@@ -154,10 +154,7 @@ impl Database {
         key: &str,
     ) -> Result<Option<Position>, StoreError> {
         let rows = self
-            .query(
-                statements::POSITION_OF_KEY,
-                &[(&batch.uuid(), Type::UUID), (&key, Type::TEXT)],
-            )
+            .query(statements::POSITION_OF_KEY, &[(&batch.uuid(), Type::UUID), (&key, Type::TEXT)])
             .await?;
         Ok(rows.first().map(|row| Position::new(row.get(0))))
     }

@@ -108,12 +108,12 @@ pub async fn down(url: &str, to: i64) -> Result<Vec<MigrationStatus>, SchemaErro
 /// # Errors
 /// See [`SchemaError`].
 pub async fn status(url: &str) -> Result<Vec<MigrationStatus>, SchemaError> {
-    let mut connection =
-        PgConnection::connect(url).await.map_err(SchemaError::Unreachable)?;
-    let exists: bool = sqlx::query_scalar("SELECT to_regclass('holdfast.schema_migrations') IS NOT NULL")
-        .fetch_one(&mut connection)
-        .await
-        .map_err(SchemaError::Unreachable)?;
+    let mut connection = PgConnection::connect(url).await.map_err(SchemaError::Unreachable)?;
+    let exists: bool =
+        sqlx::query_scalar("SELECT to_regclass('holdfast.schema_migrations') IS NOT NULL")
+            .fetch_one(&mut connection)
+            .await
+            .map_err(SchemaError::Unreachable)?;
     let applied = if exists {
         connection.list_applied_migrations(LEDGER).await.map_err(ledger_error)?
     } else {
@@ -129,9 +129,8 @@ pub async fn status(url: &str) -> Result<Vec<MigrationStatus>, SchemaError> {
 /// # Errors
 /// [`StoreError::Schema`] outside the range; others when it cannot be read.
 pub async fn check(database: &Database) -> Result<i64, StoreError> {
-    let rows = database
-        .query("SELECT to_regclass('holdfast.schema_migrations') IS NOT NULL", &[])
-        .await?;
+    let rows =
+        database.query("SELECT to_regclass('holdfast.schema_migrations') IS NOT NULL", &[]).await?;
     let exists = rows.first().is_some_and(|row| row.get::<_, bool>(0));
     let version = if exists {
         let rows = database
@@ -160,11 +159,7 @@ pub async fn check(database: &Database) -> Result<i64, StoreError> {
 }
 
 fn status_of(migration: &Migration, applied: bool) -> MigrationStatus {
-    MigrationStatus {
-        version: migration.version,
-        name: migration.description.to_string(),
-        applied,
-    }
+    MigrationStatus { version: migration.version, name: migration.description.to_string(), applied }
 }
 
 fn ledger_error(error: MigrateError) -> SchemaError {
@@ -200,10 +195,10 @@ impl Session {
 
     /// What is applied, checked against what this program would have applied.
     async fn applied(&mut self) -> Result<Vec<AppliedMigration>, SchemaError> {
-        if let Some(version) =
-            self.connection.dirty_version(LEDGER).await.map_err(ledger_error)?
-        {
-            return Err(SchemaError::Mismatch(format!("migration {version} was left half applied")));
+        if let Some(version) = self.connection.dirty_version(LEDGER).await.map_err(ledger_error)? {
+            return Err(SchemaError::Mismatch(format!(
+                "migration {version} was left half applied"
+            )));
         }
         let applied =
             self.connection.list_applied_migrations(LEDGER).await.map_err(ledger_error)?;

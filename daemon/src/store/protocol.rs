@@ -251,10 +251,7 @@ impl Database {
             .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let nothing = |answer| Ok(Claim::Nothing(answer, ready_in));
         match row.get::<_, &str>("answer") {
-            "granted" => Ok(Claim::Granted {
-                holds: holds(request, row),
-                alone: row.get("alone"),
-            }),
+            "granted" => Ok(Claim::Granted { holds: holds(request, row), alone: row.get("alone") }),
             "empty" => nothing(ClaimAnswer::Empty),
             "window" => nothing(ClaimAnswer::Window),
             "capped" => nothing(ClaimAnswer::Capped),

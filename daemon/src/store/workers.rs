@@ -41,7 +41,11 @@ impl Database {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn register_worker(&self, worker: &WorkerRow, lease_s: f64) -> Result<(), StoreError> {
+    pub async fn register_worker(
+        &self,
+        worker: &WorkerRow,
+        lease_s: f64,
+    ) -> Result<(), StoreError> {
         self.query(
             statements::REGISTER_WORKER,
             &[
@@ -65,11 +69,8 @@ impl Database {
     /// # Errors
     /// See [`StoreError`].
     pub async fn end_worker(&self, worker: WorkerId, reason: &str) -> Result<(), StoreError> {
-        self.query(
-            statements::END_WORKER,
-            &[(&worker.uuid(), Type::UUID), (&reason, Type::TEXT)],
-        )
-        .await?;
+        self.query(statements::END_WORKER, &[(&worker.uuid(), Type::UUID), (&reason, Type::TEXT)])
+            .await?;
         Ok(())
     }
 
