@@ -143,7 +143,7 @@ impl Attempts {
             token: hold.token(),
             input_json: input.input_json,
             deadline: self.clock.wall() + batch.timeout,
-            traceparent: trace::context(&process).map(|context| context.to_string()),
+            traceparent: TraceContext::of(&process).map(|context| context.to_string()),
         };
         self.metrics.execution_started(&batch.queue);
         let began = self.clock.now();

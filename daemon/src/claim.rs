@@ -80,7 +80,7 @@ pub struct Claimer {
 
 /// What one call of a claim came to.
 enum Came {
-    Granted(usize),
+    Granted,
     Nothing,
     Failed,
 }
@@ -162,7 +162,7 @@ impl Claimer {
                 continue;
             }
             match self.claim(&batch, want, granted, lost).await {
-                Came::Granted(_) => {
+                Came::Granted => {
                     took = true;
                     asked += 1;
                 }
@@ -227,7 +227,7 @@ impl Claimer {
             return Came::Failed;
         };
         let span = trace::claim_span(&queue, self.worker);
-        let context = trace::context(&span);
+        let context = TraceContext::of(&span);
         let request = ClaimRequest {
             batch: batch.id,
             lease: LeaseId::generate(),
@@ -259,7 +259,7 @@ impl Claimer {
                 );
                 let items = holds.into_iter().zip(slots).collect();
                 granted(Granted { batch: batch.id, queue, items, alone, claim: context });
-                Came::Granted(count)
+                Came::Granted
             }
             Ok(Claim::Nothing(answer, ready_in)) => {
                 trace::uneventful(&span);

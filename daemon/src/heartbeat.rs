@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use crate::clock::{BootInstant, Clock};
 use crate::health::HealthState;
 use crate::leases::{Leases, StopCause};
-use crate::model::{BatchId, LeaseId, WorkerId, WorkerState};
+use crate::model::{BatchId, LeaseId, WorkerId};
 use crate::store::{Database, FlightError, RenewAnswer, Renewal};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{

@@ -1,2 +1,5 @@
-//! The `holdfast` binary.
-fn main() {}
+//! The `holdfast` binary: everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    holdfast::cli::main()
+}

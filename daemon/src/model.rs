@@ -14,7 +14,7 @@ pub use batch::{BatchControl, Counts};
 pub use history::History;
 pub use hold::Hold;
 pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName, WorkerId};
-pub use place::{ItemEvent, Place, sources};
+pub use place::{ItemEvent, PLACES, Place, sources};
 pub use settlement::{AttemptEnding, Disposition, PublishedResult, Settlement};
 pub use status::ItemStatus;
 pub use worker::WorkerState;

@@ -1,1 +1,493 @@
-//! supervise.
+//! Start order, signals, drain, stop order of a worker.
+
+mod contexts;
+pub mod signals;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+pub use self::contexts::{CommandExecutors, Executors};
+
+use self::contexts::Contexts;
+use crate::attempt::{Attempts, Taken};
+use crate::capacity::Slots;
+use crate::claim::{ClaimPolicy, Claimer, Granted, Wakeups};
+use crate::clock::{Clock, sleep_until};
+use crate::config::Settings;
+use crate::finish::{Finisher, Grouping};
+use crate::health::HealthState;
+use crate::heartbeat::Heartbeat;
+use crate::leases::{Leases, StopCause};
+use crate::model::{LeaseId, Position, QueueName, WorkerId, WorkerState};
+use crate::reap::{Reaper, SweepPolicy};
+use crate::store::{
+    Database, DatabaseOptions, Event, ItemInput, Listener, ReapPolicy, StoreError, WorkerRow,
+};
+use crate::telemetry::Metrics;
+use crate::telemetry::labels::{DbPool, SlotKind};
+use crate::telemetry::metrics::PoolUse;
+
+/// What a worker is asked to do about its end. Only ever raised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StopRequest {
+    /// Go on.
+    #[default]
+    Run,
+    /// Claim nothing more; end when what runs has ended, or this much later.
+    Drain(Duration),
+    /// Stop what runs, give it back, end.
+    Cancel,
+    /// End at once; leases lapse.
+    Abort,
+}
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Executions that were stopped before their end.
+    pub stopped: usize,
+    /// Whether items were left in their leases, to lapse.
+    pub forced: bool,
+}
+
+/// What a worker is made of.
+pub struct WorkerParts {
+    /// Checked settings.
+    pub settings: Arc<Settings>,
+    /// The database.
+    pub database: Database,
+    /// The clocks.
+    pub clock: Arc<dyn Clock>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// What health answers.
+    pub health: Arc<HealthState>,
+    /// What runs the items of a batch.
+    pub executors: Arc<dyn Executors>,
+    /// The queues to serve.
+    pub queues: Vec<QueueName>,
+}
+
+/// How the database is reached by these settings, as `application`.
+///
+/// # Errors
+/// When no URL is set.
+pub fn database_options(
+    settings: &Settings,
+    application: &str,
+) -> Result<DatabaseOptions, crate::config::ConfigError> {
+    Ok(DatabaseOptions {
+        url: settings.database_url()?.expose().to_owned(),
+        application: application.to_owned(),
+        pool_size: usize::from(settings.database.pool_size),
+        connect_timeout: settings.database.connect_timeout,
+        lock_timeout: settings.database.lock_timeout,
+        statement_timeout: settings.database.statement_timeout,
+        heartbeat_timeout: settings.lease.try_timeout(),
+    })
+}
+
+/// One worker: claims, executes, hands in, until it is asked to stop.
+pub struct Worker {
+    parts: WorkerParts,
+    id: WorkerId,
+    leases: Arc<Leases>,
+    slots: Slots,
+    wakeups: Arc<Wakeups>,
+    attempts: Arc<Attempts>,
+    finisher: Finisher,
+    heartbeat: Arc<Heartbeat>,
+    contexts: Arc<Contexts>,
+    /// Attempts under way, from the grant to the hand-in being taken over.
+    running: TaskTracker,
+    /// Hand-ins under way.
+    finishing: TaskTracker,
+}
+
+impl Worker {
+    /// Wires a worker; nothing runs yet.
+    #[must_use]
+    pub fn new(parts: WorkerParts) -> Self {
+        let settings = Arc::clone(&parts.settings);
+        let id = WorkerId::generate();
+        let ttl = settings.lease.ttl;
+        let leases = Arc::new(Leases::new(Arc::clone(&parts.clock), settings.lease.trust()));
+        let slots = Slots::new(usize::from(settings.worker.execution_slots));
+        let wakeups = Arc::new(Wakeups::default());
+        let finishing = TaskTracker::new();
+        let finisher = Finisher::new(
+            parts.database.clone(),
+            Arc::clone(&parts.clock),
+            Arc::clone(&leases),
+            Arc::clone(&parts.metrics),
+            id,
+            ttl,
+            Grouping {
+                delay: settings.finish.group_delay,
+                items: usize::from(settings.finish.group_items),
+                bytes: settings.finish.group_bytes,
+            },
+            finishing.clone(),
+            Arc::clone(&wakeups.settled),
+        );
+        let attempts = Arc::new(Attempts::new(
+            Arc::clone(&parts.clock),
+            Arc::clone(&leases),
+            slots.clone(),
+            Arc::clone(&parts.metrics),
+            finisher.clone(),
+        ));
+        let heartbeat = Arc::new(Heartbeat::new(
+            parts.database.clone(),
+            Arc::clone(&parts.clock),
+            Arc::clone(&leases),
+            Arc::clone(&parts.metrics),
+            Arc::clone(&parts.health),
+            id,
+            ttl,
+            settings.retry.max_interruptions,
+        ));
+        let contexts = Arc::new(Contexts::new(
+            parts.database.clone(),
+            Arc::clone(&parts.executors),
+            settings.retry.clone(),
+        ));
+        Self {
+            parts,
+            id,
+            leases,
+            slots,
+            wakeups,
+            attempts,
+            finisher,
+            heartbeat,
+            contexts,
+            running: TaskTracker::new(),
+            finishing,
+        }
+    }
+
+    /// This worker's id: new at every start.
+    #[must_use]
+    pub const fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    /// Runs until `stop` asks for an end.
+    ///
+    /// # Errors
+    /// When the database cannot be reached at the start.
+    pub async fn run(
+        self,
+        mut stop: watch::Receiver<StopRequest>,
+    ) -> Result<Ended, StoreError> {
+        self.register().await?;
+        self.watch_gauges();
+        let worker = Arc::new(self);
+        let claiming = CancellationToken::new();
+        let loops = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        worker.start(&mut tasks, &claiming, &loops);
+        worker.enter(WorkerState::Running);
+        let request = wait_for(&mut stop, StopRequest::Drain(Duration::ZERO)).await;
+        claiming.cancel();
+        let ended = worker.wind_down(request, &mut stop).await;
+        loops.cancel();
+        while tasks.join_next().await.is_some() {}
+        let reason = if ended.forced { "forced" } else { "drained" };
+        if let Err(failed) = worker.parts.database.end_worker(worker.id, reason).await {
+            debug!(error = %failed, "this worker's row could not be closed");
+        }
+        worker.enter(WorkerState::Exited);
+        info!(stopped = ended.stopped, forced = ended.forced, "worker ended");
+        Ok(ended)
+    }
+
+    async fn register(&self) -> Result<(), StoreError> {
+        let settings = &self.parts.settings;
+        let host = host_name();
+        let now = self.parts.clock.wall();
+        let row = WorkerRow {
+            id: self.id,
+            name: settings.worker.name.clone().unwrap_or_else(|| host.clone()),
+            host,
+            pid: i32::try_from(std::process::id()).unwrap_or(0),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            queues: self.parts.queues.iter().map(ToString::to_string).collect(),
+            slots: i32::try_from(self.slots.total()).unwrap_or(i32::MAX),
+            state: WorkerState::Starting.as_str().to_owned(),
+            executing: 0,
+            started_at: now,
+            heartbeat_at: now,
+            silent: false,
+        };
+        self.parts.database.register_worker(&row, settings.lease.ttl.as_secs_f64()).await?;
+        info!(worker = %self.id, queues = ?row.queues, slots = row.slots, "worker started");
+        Ok(())
+    }
+
+    /// Gauges that describe this worker are read at every scrape.
+    fn watch_gauges(&self) {
+        let (slots, database) = (self.slots.clone(), self.parts.database.clone());
+        self.parts.metrics.at_scrape(move |metrics| {
+            let idle = slots.free();
+            metrics.slots(SlotKind::Execution, slots.total() - idle, idle);
+            let (size, available, waiting) = database.pool_status();
+            metrics.db_pool(
+                DbPool::Main,
+                PoolUse {
+                    used: size.saturating_sub(available),
+                    idle: available,
+                    pending: waiting,
+                    limit: database.options().pool_size,
+                },
+            );
+        });
+    }
+
+    fn enter(&self, state: WorkerState) {
+        self.parts.health.set_state(state);
+        self.parts.metrics.worker_state(state);
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        tasks: &mut JoinSet<()>,
+        claiming: &CancellationToken,
+        loops: &CancellationToken,
+    ) {
+        let (worker, stop) = (Arc::clone(self), loops.clone());
+        tasks.spawn(async move { worker.heartbeat.run(&stop).await });
+        let (worker, stop) = (Arc::clone(self), loops.clone());
+        tasks.spawn(async move { worker.heartbeat.watch_deadlines(&stop).await });
+        let (worker, stop) = (Arc::clone(self), loops.clone());
+        tasks.spawn(async move { worker.listen(&stop).await });
+        let (worker, stop) = (Arc::clone(self), claiming.clone());
+        tasks.spawn(async move { worker.sweep(&stop).await });
+        let (worker, stop) = (Arc::clone(self), claiming.clone());
+        tasks.spawn(async move { worker.claim(&stop).await });
+    }
+
+    async fn claim(self: &Arc<Self>, stop: &CancellationToken) {
+        let settings = &self.parts.settings;
+        let claimer = Claimer::new(
+            self.parts.database.clone(),
+            Arc::clone(&self.parts.clock),
+            Arc::clone(&self.leases),
+            self.slots.clone(),
+            Arc::clone(&self.parts.metrics),
+            Arc::clone(&self.wakeups),
+            self.id,
+            self.parts.queues.clone(),
+            ClaimPolicy {
+                ttl: settings.lease.ttl,
+                most: usize::from(settings.worker.claim_max),
+                rank_interval: settings.claim.rank_interval,
+                candidates: usize::from(settings.claim.candidates),
+                ageing: settings.claim.ageing,
+                poll_interval: settings.worker.poll_interval,
+                notified_poll_interval: settings.worker.notified_poll_interval,
+            },
+        );
+        let may_claim =
+            || self.heartbeat.is_healthy() && self.parts.health.state() == WorkerState::Running;
+        let granted = |granted: Granted| {
+            let worker = Arc::clone(self);
+            self.running.spawn(async move { worker.begin(granted).await });
+        };
+        let lost = |batch, lease| self.heartbeat.claim_was_lost(batch, lease);
+        claimer.run(stop, may_claim, granted, lost).await;
+    }
+
+    /// Reads what was claimed and starts an attempt of each.
+    async fn begin(self: Arc<Self>, granted: Granted) {
+        let positions: Vec<Position> =
+            granted.items.iter().map(|(hold, _)| hold.item().position()).collect();
+        let lease = granted.items.first().map(|(hold, _)| hold.lease());
+        let (context, mut inputs) = tokio::join!(
+            self.contexts.get(granted.batch, &granted.queue),
+            self.read_inputs(&granted, &positions, lease),
+        );
+        for (hold, slot) in granted.items {
+            let position = hold.item().position();
+            let found = inputs.iter().position(|input| input.position == position);
+            let taken = Taken {
+                hold,
+                slot,
+                input: found.map(|index| inputs.swap_remove(index)),
+                alone: granted.alone,
+            };
+            let attempts = Arc::clone(&self.attempts);
+            let (context, claim) = (Arc::clone(&context), granted.claim.clone());
+            self.running.spawn(async move { attempts.run(&context, claim, taken).await });
+        }
+    }
+
+    /// Inputs of claimed items. While the database does not answer it is asked again, until the
+    /// lease is lost or fenced; items without an input are given back unstarted.
+    async fn read_inputs(
+        &self,
+        granted: &Granted,
+        positions: &[Position],
+        lease: Option<LeaseId>,
+    ) -> Vec<ItemInput> {
+        let Some(lease) = lease else { return Vec::new() };
+        let stop = self.leases.stop_signal(lease, positions[0]);
+        loop {
+            match self.parts.database.item_inputs(granted.batch, positions).await {
+                Ok(inputs) => return inputs,
+                Err(failed) => {
+                    self.parts.metrics.db_error(failed.class());
+                    debug!(batch = %granted.batch, error = %failed, "inputs could not be read");
+                }
+            }
+            tokio::select! {
+                () = stop.token().cancelled() => return Vec::new(),
+                () = tokio::time::sleep(Duration::from_millis(250)) => {}
+            }
+        }
+    }
+
+    async fn sweep(&self, stop: &CancellationToken) {
+        let settings = &self.parts.settings;
+        let policy = SweepPolicy {
+            fast: settings.reap.sweep_interval,
+            full: settings.full_sweep_interval(),
+            reap: ReapPolicy {
+                charge: true,
+                max_crashes: settings.retry.max_crashes,
+                max_interruptions: settings.retry.max_interruptions,
+                backoff_base: settings.retry.backoff_base,
+                backoff_max: settings.retry.backoff_max,
+            },
+        };
+        let reaper = Reaper::new(
+            self.parts.database.clone(),
+            Arc::clone(&self.parts.clock),
+            Arc::clone(&self.parts.metrics),
+            policy,
+        );
+        let recovered = || self.wakeups.told.notify_one();
+        reaper.run(stop, || self.heartbeat.may_reap(), recovered).await;
+    }
+
+    /// Listens for hints, and reconnects when the connection is gone: polling goes on meanwhile.
+    async fn listen(&self, stop: &CancellationToken) {
+        let mut options = self.parts.database.options().clone();
+        if let Some(url) = &self.parts.settings.database.listen_url {
+            url.expose().clone_into(&mut options.url);
+        }
+        let mut pause = Duration::from_millis(500);
+        while !stop.is_cancelled() {
+            let connected = tokio::select! {
+                () = stop.cancelled() => return,
+                connected = Listener::connect(&options) => connected,
+            };
+            match connected {
+                Ok(mut listener) => {
+                    pause = Duration::from_millis(500);
+                    self.wakeups.listening.store(true, Ordering::Relaxed);
+                    // Something may have been told while nobody listened.
+                    self.wakeups.told.notify_one();
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        () = self.heed(&mut listener) => {}
+                    }
+                    self.wakeups.listening.store(false, Ordering::Relaxed);
+                }
+                Err(failed) => debug!(error = %failed, "cannot listen; polling goes on"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => {}
+            }
+            pause = (pause * 2).min(Duration::from_secs(30));
+        }
+    }
+
+    async fn heed(&self, listener: &mut Listener) {
+        while let Some(event) = listener.next().await {
+            match event {
+                Event::Work(queue) => {
+                    if self.parts.queues.iter().any(|served| served.as_str() == queue) {
+                        self.wakeups.told.notify_one();
+                    }
+                }
+                Event::Cancelled(batch) => {
+                    let stopped = self.leases.stop_batch(batch, StopCause::Cancelled);
+                    if !stopped.is_empty() {
+                        info!(%batch, items = stopped.len(), "the batch was cancelled: ending its executions");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Draining, cancelling, releasing: from the request to nothing held.
+    async fn wind_down(
+        &self,
+        request: StopRequest,
+        stop: &mut watch::Receiver<StopRequest>,
+    ) -> Ended {
+        self.running.close();
+        let mut stopped = 0;
+        if let StopRequest::Drain(grace) = request {
+            self.enter(WorkerState::Draining);
+            let (leases, items) = self.leases.size();
+            info!(leases, items, ?grace, "draining: claiming nothing more");
+            tokio::select! {
+                () = self.running.wait() => {}
+                _ = wait_for(stop, StopRequest::Cancel) => {}
+                () = self.until(grace) => warn!("the drain's grace is over"),
+            }
+        }
+        if !self.running.is_empty() {
+            self.enter(WorkerState::Cancelling);
+            stopped = self.leases.stop_all(StopCause::Drained).len();
+            info!(items = stopped, "stopping executions");
+            let limit = self.parts.settings.lease.kill_grace + Duration::from_secs(2);
+            tokio::select! {
+                () = self.running.wait() => {}
+                _ = wait_for(stop, StopRequest::Abort) => {}
+                () = self.until(limit) => warn!("executions did not end in time"),
+            }
+        }
+        self.enter(WorkerState::Releasing);
+        self.finishing.close();
+        tokio::select! {
+            () = self.finishing.wait() => {}
+            _ = wait_for(stop, StopRequest::Abort) => {}
+            () = self.until(self.parts.settings.drain.release) => {}
+        }
+        let (leases, items) = self.leases.size();
+        if items > 0 {
+            warn!(leases, items, backlog = self.finisher.backlog(), "leases are left to lapse");
+        }
+        Ended { stopped, forced: items > 0 }
+    }
+
+    async fn until(&self, limit: Duration) {
+        sleep_until(&*self.parts.clock, self.parts.clock.now() + limit).await;
+    }
+}
+
+/// Waits until at least `request` is asked for, and answers what is.
+async fn wait_for(stop: &mut watch::Receiver<StopRequest>, request: StopRequest) -> StopRequest {
+    match stop.wait_for(|asked| *asked >= request).await {
+        Ok(asked) => *asked,
+        // Whoever could ask is gone: wind down in order.
+        Err(_) if request <= StopRequest::Cancel => StopRequest::Cancel,
+        Err(_) => std::future::pending().await,
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

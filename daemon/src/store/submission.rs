@@ -189,7 +189,7 @@ async fn insert(
     let mut sent = 0;
     while let Some(chunk) = items.recv().await {
         for item in chunk.map_err(SubmissionError::Spool)? {
-            let position = i32::try_from(item.position).expect("limits cap items below 2^31");
+            let position = item.position.get();
             let criteria = item.criteria.as_deref().map(JsonText);
             let input = JsonText(&item.input);
             let row: [&(dyn ToSql + Sync); 6] =

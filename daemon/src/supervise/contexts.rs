@@ -1,0 +1,137 @@
+//! What a worker knows of the batches it runs: their executors and retry policies.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::attempt::{BatchContext, RetryPolicy};
+use crate::clock::{Clock, SystemClock};
+use crate::config::{Retry, Settings};
+use crate::execute::{Execution, ExecutionEnd, Executor, Job};
+use crate::model::{BatchId, QueueName};
+use crate::store::{BatchWork, Database};
+
+/// Makes what runs the items of a batch from its stored settings.
+pub trait Executors: Send + Sync {
+    /// The executor of a batch, and how long one execution may take.
+    ///
+    /// # Errors
+    /// A sentence on why this worker cannot run it.
+    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String>;
+}
+
+/// Batches whose contexts are kept; beyond it the least is forgotten and read again.
+const KEPT: usize = 1024;
+
+pub(super) struct Contexts {
+    database: Database,
+    executors: Arc<dyn Executors>,
+    retry: Retry,
+    known: Mutex<HashMap<BatchId, Arc<BatchContext>>>,
+}
+
+impl Contexts {
+    pub(super) fn new(database: Database, executors: Arc<dyn Executors>, retry: Retry) -> Self {
+        Self { database, executors, retry, known: Mutex::default() }
+    }
+
+    /// The context of a batch. One that cannot be read or run gives its items back.
+    pub(super) async fn get(&self, batch: BatchId, queue: &QueueName) -> Arc<BatchContext> {
+        if let Some(known) = self.known().get(&batch) {
+            return Arc::clone(known);
+        }
+        match self.database.batch_work(batch).await {
+            Ok(Some(work)) => {
+                let context = Arc::new(self.context(batch, queue, &work));
+                let mut known = self.known();
+                if known.len() >= KEPT {
+                    known.clear();
+                }
+                known.insert(batch, Arc::clone(&context));
+                context
+            }
+            Ok(None) => self.unrunnable(queue, "the batch is gone".to_owned()),
+            Err(failed) => {
+                debug!(%batch, error = %failed, "a batch could not be read");
+                self.unrunnable(queue, format!("the batch could not be read: {failed}"))
+            }
+        }
+    }
+
+    fn context(&self, batch: BatchId, queue: &QueueName, work: &BatchWork) -> BatchContext {
+        let (executor, timeout) = self.executors.executor(work).unwrap_or_else(|reason| {
+            warn!(%batch, reason, "this worker cannot run the batch");
+            (Arc::new(Unrunnable(reason)), Duration::ZERO)
+        });
+        BatchContext {
+            queue: queue.clone(),
+            executor,
+            timeout,
+            retry: self.policy(work.max_attempts),
+            submitted: work.traceparent.as_deref().and_then(|text| text.parse().ok()),
+        }
+    }
+
+    fn unrunnable(&self, queue: &QueueName, reason: String) -> Arc<BatchContext> {
+        Arc::new(BatchContext {
+            queue: queue.clone(),
+            executor: Arc::new(Unrunnable(reason)),
+            timeout: Duration::ZERO,
+            retry: self.policy(u16::MAX),
+            submitted: None,
+        })
+    }
+
+    fn policy(&self, max_attempts: u16) -> RetryPolicy {
+        RetryPolicy {
+            max_attempts,
+            backoff_base: self.retry.backoff_base,
+            backoff_max: self.retry.backoff_max,
+            max_interruptions: self.retry.max_interruptions,
+            max_admissions: self.retry.max_admissions,
+        }
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<BatchId, Arc<BatchContext>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stands in for an executor that this worker cannot make.
+struct Unrunnable(String);
+
+#[async_trait]
+impl Executor for Unrunnable {
+    async fn execute(&self, _job: &Job, _stop: &CancellationToken) -> Execution {
+        let now = SystemClock.wall();
+        Execution {
+            end: ExecutionEnd::NotAdmitted,
+            started_at: now,
+            ended_at: now,
+            output: String::new(),
+            output_bytes: 0,
+            output_truncated: false,
+            error: Some(self.0.clone()),
+            stop_reason: "cannot_run",
+            exit_status: None,
+            signal: None,
+        }
+    }
+}
+
+/// The executors that queues can name.
+pub struct CommandExecutors {
+    settings: Arc<Settings>,
+}
+
+impl CommandExecutors {
+    /// Executors bounded by these settings.
+    #[must_use]
+    pub const fn new(settings: Arc<Settings>) -> Self {
+        Self { settings }
+    }
+}

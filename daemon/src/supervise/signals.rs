@@ -1,0 +1,94 @@
+//! Signals to stop requests: the first drains, the second stops what runs, the third ends at once.
+
+use std::io;
+use std::time::Duration;
+
+use futures::StreamExt;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook_tokio::Signals;
+use tokio::sync::watch;
+use tracing::info;
+
+use super::StopRequest;
+use crate::clock::{BootInstant, Clock};
+
+/// Repeats within this time are ignored: wrappers and terminals deliver a signal twice.
+const REPEAT: Duration = Duration::from_secs(2);
+
+/// How long the first signal lets running work go on.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainGraces {
+    /// After TERM.
+    pub term: Duration,
+    /// After INT: somebody waits at a terminal.
+    pub interactive: Duration,
+}
+
+/// Turns TERM and INT into stop requests until the receiver is gone.
+pub struct StopSignals(Signals);
+
+impl StopSignals {
+    /// Takes the signals over; from here on they no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub fn take() -> io::Result<Self> {
+        Signals::new([SIGTERM, SIGINT]).map(Self)
+    }
+
+    /// Forwards each signal.
+    ///
+    /// # Cancel safety
+    /// Safe; signals that arrive later are seen by the next call.
+    pub async fn forward(
+        mut self,
+        clock: &dyn Clock,
+        graces: DrainGraces,
+        stop: &watch::Sender<StopRequest>,
+    ) {
+        let mut last: Option<BootInstant> = None;
+        while let Some(signal) = self.0.next().await {
+            let now = clock.now();
+            if last.is_some_and(|last| now.since(last) < REPEAT) {
+                continue;
+            }
+            last = Some(now);
+            let request = next(*stop.borrow(), signal, graces);
+            info!(signal, ?request, "received a signal");
+            stop.send_replace(request);
+        }
+    }
+}
+
+/// What a signal asks for after what was asked before.
+fn next(asked: StopRequest, signal: i32, graces: DrainGraces) -> StopRequest {
+    match asked {
+        StopRequest::Run if signal == SIGINT => {
+            StopRequest::Drain(graces.term.min(graces.interactive))
+        }
+        StopRequest::Run => StopRequest::Drain(graces.term),
+        StopRequest::Drain(_) => StopRequest::Cancel,
+        StopRequest::Cancel | StopRequest::Abort => StopRequest::Abort,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_escalate() {
+        let graces =
+            DrainGraces { term: Duration::from_secs(90), interactive: Duration::from_secs(10) };
+
+        assert_eq!(
+            next(StopRequest::Run, SIGTERM, graces),
+            StopRequest::Drain(Duration::from_secs(90))
+        );
+        let first = next(StopRequest::Run, SIGINT, graces);
+        assert_eq!(first, StopRequest::Drain(Duration::from_secs(10)));
+        let second = next(first, SIGTERM, graces);
+        assert_eq!(second, StopRequest::Cancel);
+        assert_eq!(next(second, SIGTERM, graces), StopRequest::Abort);
+    }
+}
