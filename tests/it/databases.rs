@@ -1,0 +1,41 @@
+//! The tests' own databases.
+
+use std::time::Duration;
+
+use crate::support::TestDb;
+
+#[tokio::test]
+async fn every_test_has_a_database_of_its_own() {
+    let (one, other) = tokio::join!(TestDb::fresh(), TestDb::fresh());
+    one.client().await.batch_execute("CREATE TABLE mine (a integer)").await.unwrap();
+
+    let seen = "SELECT to_regclass('mine') IS NOT NULL";
+    let by_one: bool = one.client().await.query_one(seen, &[]).await.unwrap().get(0);
+    let by_other: bool = other.client().await.query_one(seen, &[]).await.unwrap().get(0);
+
+    assert_ne!(one.url(), other.url());
+    assert!(by_one);
+    assert!(!by_other);
+}
+
+#[tokio::test]
+async fn a_database_goes_when_its_test_lets_go_of_it() {
+    let watched = TestDb::fresh().await;
+    let gone = TestDb::fresh().await;
+    let watcher = watched.client().await;
+    let name: String =
+        gone.client().await.query_one("SELECT current_database()::text", &[]).await.unwrap().get(0);
+    let _still_connected = gone.client().await;
+
+    drop(gone);
+
+    let exists = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)";
+    let dropped = async {
+        while watcher.query_one(exists, &[&name]).await.unwrap().get::<_, bool>(0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), dropped)
+        .await
+        .expect("dropped in the background");
+}
