@@ -126,7 +126,7 @@ pub enum EmbeddedError {
     #[error("start the thread of the PostgreSQL server")]
     Thread(#[source] io::Error),
     /// `initdb` or `postgres` failed.
-    #[error("PostgreSQL {version} did not start on {}{account}: {reason}\n{log}", .data.display())]
+    #[error("PostgreSQL {version} did not start on {}{account}: {reason}", .data.display())]
     NotStarted {
         /// The server's version.
         version: ServerVersion,
@@ -134,10 +134,8 @@ pub enum EmbeddedError {
         data: PathBuf,
         /// ` as ` and the account it ran as; empty when that is our own.
         account: String,
-        /// What happened.
+        /// What happened, and the last of what it logged.
         reason: String,
-        /// The last of what it logged.
-        log: String,
     },
 }
 

@@ -20,9 +20,9 @@ async fn every_test_has_a_database_of_its_own() {
 
 #[tokio::test]
 async fn a_database_goes_when_its_test_lets_go_of_it() {
-    let watched = TestDb::fresh().await;
+    let kept = TestDb::fresh().await;
     let gone = TestDb::fresh().await;
-    let watcher = watched.client().await;
+    let client = kept.client().await;
     let name: String =
         gone.client().await.query_one("SELECT current_database()::text", &[]).await.unwrap().get(0);
     let _still_connected = gone.client().await;
@@ -31,7 +31,7 @@ async fn a_database_goes_when_its_test_lets_go_of_it() {
 
     let exists = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)";
     let dropped = async {
-        while watcher.query_one(exists, &[&name]).await.unwrap().get::<_, bool>(0) {
+        while client.query_one(exists, &[&name]).await.unwrap().get::<_, bool>(0) {
             tokio::task::yield_now().await;
         }
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast::clock::{Clock, SystemClock};
 use holdfast::embedded::{DataDir, EmbeddedError, EmbeddedOptions, EmbeddedPostgres};
 use tempfile::TempDir;
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 /// Set for the process that `a_server_dies_with_its_parent` starts and kills.
 const HOLD_A_SERVER: &str = "HOLDFAST_TEST_HOLD_A_SERVER";
@@ -35,9 +35,9 @@ fn ask(server: &EmbeddedPostgres, statements: &str) -> Option<String> {
         let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
         let asked = async move { client.simple_query(statements).await.unwrap() };
         let (answers, _) = tokio::join!(asked, connection);
-        answers.iter().rev().find_map(|answer| match answer {
-            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-            _ => None,
+        answers.iter().rev().find_map(|answer| {
+            let SimpleQueryMessage::Row(row) = answer else { return None };
+            row.get(0).map(str::to_owned)
         })
     })
 }
@@ -155,11 +155,13 @@ fn a_server_dies_with_its_parent_and_its_data_can_be_used_at_once() {
     let mut parent = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "embedded::hold_a_server", "--ignored", "--nocapture"])
         .env(HOLD_A_SERVER, folder.path())
-        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let held = lines.find_map(|line| line.split_once("held: ").map(|(_, held)| held.to_owned()));
+    let lines = BufReader::new(parent.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let held = lines
+        .inspect(|line| eprintln!("{line}"))
+        .find_map(|line| line.split_once("held: ").map(|(_, held)| held.to_owned()));
     let (pid, run) = held.as_deref().and_then(|held| held.split_once(' ')).unwrap();
     let (pid, run): (u32, PathBuf) = (pid.parse().unwrap(), run.into());
     assert!(lives(pid));
@@ -179,7 +181,7 @@ fn hold_a_server() {
     let Some(folder) = std::env::var_os(HOLD_A_SERVER) else { return };
     let server = start(DataDir::State(Path::new(&folder).to_owned())).unwrap();
     ask(&server, "CREATE TABLE kept AS SELECT 'committed' AS what");
-    println!("held: {} {}", server.pid(), server.run_dir().display());
+    eprintln!("held: {} {}", server.pid(), server.run_dir().display());
     loop {
         std::thread::park();
     }

@@ -237,8 +237,7 @@ impl Plan {
             version: self.binaries.version.clone(),
             data: self.data.clone(),
             account: self.account.as_ref().map_or(String::new(), |a| format!(" as {}", a.name)),
-            reason: reason.to_owned(),
-            log: self.log_since(begin),
+            reason: format!("{reason}\n{}", self.log_since(begin)),
         }
     }
 }
