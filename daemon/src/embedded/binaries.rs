@@ -109,7 +109,8 @@ fn answer(program: &Path, account: Option<&Account>) -> Result<String, String> {
         .output()
         .map_err(|error| format!("cannot run {name}{who}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{name} --version{who} fails: {}", output.status));
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name} --version{who}: {}: {}", output.status, said.trim()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
