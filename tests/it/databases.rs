@@ -5,17 +5,18 @@ use std::time::Duration;
 use crate::support::TestDb;
 
 #[tokio::test]
-async fn every_test_has_a_database_of_its_own() {
+async fn every_test_has_a_migrated_database_of_its_own() {
     let (one, other) = tokio::join!(TestDb::fresh(), TestDb::fresh());
     one.client().await.batch_execute("CREATE TABLE mine (a integer)").await.unwrap();
 
-    let seen = "SELECT to_regclass('mine') IS NOT NULL";
-    let by_one: bool = one.client().await.query_one(seen, &[]).await.unwrap().get(0);
-    let by_other: bool = other.client().await.query_one(seen, &[]).await.unwrap().get(0);
+    let seen =
+        "SELECT to_regclass('mine') IS NOT NULL, to_regclass('holdfast.batches') IS NOT NULL";
+    let by_one = one.client().await.query_one(seen, &[]).await.unwrap();
+    let by_other = other.client().await.query_one(seen, &[]).await.unwrap();
 
     assert_ne!(one.url(), other.url());
-    assert!(by_one);
-    assert!(!by_other);
+    assert_eq!((by_one.get(0), by_one.get(1)), (true, true));
+    assert_eq!((by_other.get(0), by_other.get(1)), (false, true));
 }
 
 #[tokio::test]

@@ -127,7 +127,7 @@ fn data_of_another_major_version_is_refused_by_name() {
 #[test]
 fn a_data_folder_whose_making_was_cut_short_is_made_anew() {
     let folder = state();
-    let unfinished = folder.path().join("postgres.new");
+    let unfinished = folder.path().join("postgres.new.1");
     fs::create_dir(&unfinished).unwrap();
     fs::write(unfinished.join("PG_VERSION"), "15\n").unwrap();
 
@@ -155,6 +155,7 @@ fn a_server_dies_with_its_parent_and_its_data_can_be_used_at_once() {
     let mut parent = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "embedded::hold_a_server", "--ignored", "--nocapture"])
         .env(HOLD_A_SERVER, folder.path())
+        .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();

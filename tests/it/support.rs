@@ -1,5 +1,7 @@
 //! What the tests share: a private server per run, and a fresh database per test.
 
+// By path: a bench that includes this file by its path would look for the module elsewhere.
+#[path = "support/cluster.rs"]
 mod cluster;
 
 use tokio_postgres::{Client, NoTls};

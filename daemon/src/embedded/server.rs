@@ -26,6 +26,9 @@ use crate::execute::spawn::spawn_with_death_signal;
 /// The superuser of every private server.
 pub(super) const SUPERUSER: &str = "postgres";
 
+/// How the names of folders begin in which `initdb` is at work; the rest is the process's id.
+const UNFINISHED: &str = "postgres.new.";
+
 /// For `initdb`, and for the server until it takes connections. Both take a second or two; with
 /// every core compiling, ten times that.
 const START_LIMIT: Duration = Duration::from_mins(1);
@@ -120,9 +123,11 @@ impl Plan {
                 return Err(EmbeddedError::Folder { path: self.data.clone(), source });
             }
         }
-        let unfinished = self.data.with_extension("new");
+        let home = self.data.parent().unwrap_or(Path::new("/"));
+        remove_unfinished(home);
+        // Of a name that no one else has: the initdb of a killed process may still be at work.
+        let unfinished = home.join(format!("{UNFINISHED}{}", std::process::id()));
         let failed = |source| EmbeddedError::Folder { path: unfinished.clone(), source };
-        remove_if_there(&unfinished).map_err(failed)?;
         make_owned(&unfinished, self.account.as_ref()).map_err(failed)?;
 
         let mut initdb = command(&self.binaries.dir.join("initdb"), self.account.as_ref());
@@ -145,8 +150,7 @@ impl Plan {
         }
         fs::rename(&unfinished, &self.data).map_err(failed)?;
         if self.durable {
-            let parent = self.data.parent().unwrap_or(Path::new("/"));
-            File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
+            File::open(home).and_then(|home| home.sync_all()).map_err(failed)?;
         }
         Ok(())
     }
@@ -246,10 +250,12 @@ fn clone(log: &File, path: &Path) -> Result<File, EmbeddedError> {
     log.try_clone().map_err(|source| EmbeddedError::Folder { path: path.to_owned(), source })
 }
 
-fn remove_if_there(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+/// What a killed process left of the making of its data; what cannot go now goes another time.
+fn remove_unfinished(home: &Path) {
+    for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use holdfast::embedded::{DataDir, EmbeddedOptions, EmbeddedPostgres};
+use holdfast::store::migrate;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::task::TaskTracker;
 
@@ -40,7 +41,7 @@ impl Cluster {
         let admin = server.url("postgres");
         runtime().block_on(async {
             execute(&admin, &format!("CREATE DATABASE {TEMPLATE}")).await;
-            migrate(&server.url(TEMPLATE)).await;
+            migrate::up(&server.url(TEMPLATE), None).await.unwrap();
         });
         let (discarded, names) = mpsc::channel();
         std::thread::spawn(move || drop_databases(&admin, &names));
@@ -63,19 +64,6 @@ impl Cluster {
     pub(super) fn discard_database(&self, name: String) {
         // Without a receiver its thread failed, and said so; the folder goes with the run anyway.
         let _ = self.discarded.send(name);
-    }
-}
-
-/// Brings a database to the newest schema.
-async fn migrate(url: &str) {
-    let mut files: Vec<_> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.to_str().unwrap().ends_with(".up.sql"))
-        .collect();
-    files.sort();
-    for file in files {
-        execute(url, &std::fs::read_to_string(file).unwrap()).await;
     }
 }
 
