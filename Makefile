@@ -1,0 +1,35 @@
+# What one does with this repository; every target works in a fresh clone.
+
+SHELL := bash
+TOOLS := $(or $(CARGO_TARGET_DIR),target)/tools/bin
+
+.PHONY: help setup demo test check bench long
+
+help:
+	@sed -n 's/^\([a-z]*\):.* ## /  make \1\t/p' Makefile | expand -t 15
+
+setup: ## find a PostgreSQL server, or install one
+	@.ci/setup
+
+demo: setup ## three workers on real files, two of them ended half way
+	cargo build --locked
+	tests/demo.sh
+
+test: setup ## every test but the long ones
+	cargo test --locked
+
+check: ## format, lints, statement headers, licences and bans, spelling, docs
+	cargo fetch --locked
+	.ci/tools
+	cargo fmt --check
+	.ci/headers
+	$(TOOLS)/typos
+	$(TOOLS)/cargo-deny --offline --locked --config .deny.toml check bans licenses sources
+	cargo clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
+
+bench: setup ## the benchmarks, on this machine
+	cargo bench --locked
+
+long: setup ## the tests that take minutes to hours
+	cargo test --locked --release -- --ignored long_

@@ -1,0 +1,51 @@
+//! What the tests share: a private server per run, and a fresh database per test.
+
+// By path: a bench that includes this file by its path would look for the module elsewhere.
+#[path = "support/cluster.rs"]
+mod cluster;
+
+use tokio_postgres::{Client, NoTls};
+use tokio_util::task::TaskTracker;
+
+use cluster::Cluster;
+
+/// A migrated database of one test's own, dropped in the background when the test lets go of it.
+pub(crate) struct TestDb {
+    cluster: &'static Cluster,
+    name: String,
+    url: String,
+    connections: TaskTracker,
+}
+
+impl TestDb {
+    /// Copies the migrated template.
+    pub(crate) async fn fresh() -> Self {
+        let cluster = Cluster::shared().await;
+        let name = cluster.create_database().await;
+        let url = cluster.url(&name);
+        Self { cluster, name, url, connections: TaskTracker::new() }
+    }
+
+    /// The address of the database, for any client and for worker processes.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A connection of its own. It ends when the client is dropped, and with the database.
+    pub(crate) async fn client(&self) -> Client {
+        connect(&self.url, &self.connections).await
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        self.cluster.discard_database(std::mem::take(&mut self.name));
+    }
+}
+
+async fn connect(url: &str, connections: &TaskTracker) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    // Its error is the client's too, and every call reports it there.
+    connections.spawn(async move { connection.await.ok() });
+    client
+}
