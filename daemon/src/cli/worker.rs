@@ -97,7 +97,7 @@ async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         clock: Arc::clone(&clock),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
-        executors: Arc::new(CommandExecutors::new(Arc::clone(&settings))?),
+        executors: Arc::new(CommandExecutors::new(Arc::clone(&settings))),
         queues,
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;

@@ -135,3 +135,9 @@ impl CommandExecutors {
         Self { settings }
     }
 }
+
+impl Executors for CommandExecutors {
+    fn executor(&self, _work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+        Err(format!("{} queues", self.settings.queues.len()))
+    }
+}
