@@ -1,6 +1,7 @@
 //! The commands people type, and their output.
 
 mod context;
+mod dev;
 mod exit;
 mod output;
 mod worker;
@@ -51,6 +52,8 @@ struct Arguments {
 enum Command {
     /// Claim and execute items until told to stop.
     Worker(worker::WorkerArguments),
+    /// Run everything on a private database.
+    Dev(dev::DevArguments),
 }
 
 /// Parses the arguments, runs the command, and answers the exit code.
@@ -78,5 +81,6 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
     let global = &arguments.global;
     match arguments.command {
         Command::Worker(arguments) => worker::run(global, arguments),
+        Command::Dev(arguments) => dev::run(global, &arguments),
     }
 }

@@ -2,6 +2,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use crate::config::ConfigError;
+use crate::store::migrate::SchemaError;
 use crate::store::{FlightError, StoreError, SubmissionError};
 
 /// How the program ends; the numbers follow `sysexits.h` where it has one.
@@ -94,7 +95,7 @@ impl CliError {
         Self { exit: self.exit, message: self.message.context(doing.to_string()) }
     }
 
-    fn caused(exit: Exit, error: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub(super) fn caused(exit: Exit, error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { exit, message: anyhow::Error::new(error) }
     }
 }
@@ -128,6 +129,18 @@ impl From<FlightError> for CliError {
         let exit = match &error {
             FlightError::NotSent(_) | FlightError::Unknown(_) => Exit::Unreachable,
             FlightError::RolledBack(_) => Exit::Internal,
+        };
+        Self::caused(exit, error)
+    }
+}
+
+impl From<SchemaError> for CliError {
+    fn from(error: SchemaError) -> Self {
+        let exit = match &error {
+            SchemaError::Unreachable(_) => Exit::Unreachable,
+            SchemaError::Busy => Exit::Conflict,
+            SchemaError::Failed { .. } => Exit::Internal,
+            SchemaError::Mismatch(_) => Exit::Schema,
         };
         Self::caused(exit, error)
     }

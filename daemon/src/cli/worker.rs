@@ -14,7 +14,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{LogFormat, Settings};
 use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::store::{Database, migrate};
-use crate::supervise::signals::{DrainGraces, StopSignals};
+use crate::supervise::signals::StopSignals;
 use crate::supervise::{
     CommandExecutors, Ended, StopRequest, Worker, WorkerParts, database_options,
 };
@@ -77,7 +77,7 @@ fn settings(global: &Global, arguments: WorkerArguments) -> Result<Settings, Cli
 }
 
 /// Runs one worker as this process: telemetry, health, signals around it.
-async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
+pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     let queues = settings.served_queues();
     if queues.is_empty() {
         return Err(CliError::new(
@@ -117,11 +117,9 @@ async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         health_server.spawn(server.run(serving.clone()));
     }
     let (stop, stopped) = watch::channel(StopRequest::Run);
-    let graces =
-        DrainGraces { term: settings.drain.grace, interactive: settings.drain.interactive_grace };
     let ended = tokio::select! {
         ended = worker.run(stopped) => ended,
-        () = signals.forward(&*clock, graces, &stop) => Ok(Ended::default()),
+        () = signals.forward(&*clock, &settings.drain, &stop) => Ok(Ended::default()),
     };
     serving.cancel();
     while health_server.join_next().await.is_some() {}

@@ -11,18 +11,10 @@ use tracing::info;
 
 use super::StopRequest;
 use crate::clock::{BootInstant, Clock};
+use crate::config::Drain;
 
 /// Repeats within this time are ignored: wrappers and terminals deliver a signal twice.
 const REPEAT: Duration = Duration::from_secs(2);
-
-/// How long the first signal lets running work go on.
-#[derive(Clone, Copy, Debug)]
-pub struct DrainGraces {
-    /// After TERM.
-    pub term: Duration,
-    /// After INT: somebody waits at a terminal.
-    pub interactive: Duration,
-}
 
 /// Turns TERM and INT into stop requests until the receiver is gone.
 pub struct StopSignals(Signals);
@@ -43,7 +35,7 @@ impl StopSignals {
     pub async fn forward(
         mut self,
         clock: &dyn Clock,
-        graces: DrainGraces,
+        drain: &Drain,
         stop: &watch::Sender<StopRequest>,
     ) {
         let mut last: Option<BootInstant> = None;
@@ -53,7 +45,7 @@ impl StopSignals {
                 continue;
             }
             last = Some(now);
-            let request = next(*stop.borrow(), signal, graces);
+            let request = next(*stop.borrow(), signal, drain);
             info!(signal, ?request, "received a signal");
             stop.send_replace(request);
         }
@@ -61,12 +53,13 @@ impl StopSignals {
 }
 
 /// What a signal asks for after what was asked before.
-fn next(asked: StopRequest, signal: i32, graces: DrainGraces) -> StopRequest {
+fn next(asked: StopRequest, signal: i32, drain: &Drain) -> StopRequest {
     match asked {
+        // Somebody waits at a terminal.
         StopRequest::Run if signal == SIGINT => {
-            StopRequest::Drain(graces.term.min(graces.interactive))
+            StopRequest::Drain(drain.grace.min(drain.interactive_grace))
         }
-        StopRequest::Run => StopRequest::Drain(graces.term),
+        StopRequest::Run => StopRequest::Drain(drain.grace),
         StopRequest::Drain(_) => StopRequest::Cancel,
         StopRequest::Cancel | StopRequest::Abort => StopRequest::Abort,
     }
@@ -78,17 +71,16 @@ mod tests {
 
     #[test]
     fn signals_escalate() {
-        let graces =
-            DrainGraces { term: Duration::from_secs(90), interactive: Duration::from_secs(10) };
+        let drain = &crate::config::Settings::defaults().drain;
 
         assert_eq!(
-            next(StopRequest::Run, SIGTERM, graces),
+            next(StopRequest::Run, SIGTERM, drain),
             StopRequest::Drain(Duration::from_secs(90))
         );
-        let first = next(StopRequest::Run, SIGINT, graces);
+        let first = next(StopRequest::Run, SIGINT, drain);
         assert_eq!(first, StopRequest::Drain(Duration::from_secs(10)));
-        let second = next(first, SIGTERM, graces);
+        let second = next(first, SIGTERM, drain);
         assert_eq!(second, StopRequest::Cancel);
-        assert_eq!(next(second, SIGTERM, graces), StopRequest::Abort);
+        assert_eq!(next(second, SIGTERM, drain), StopRequest::Abort);
     }
 }

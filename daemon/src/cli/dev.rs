@@ -1,0 +1,100 @@
+//! `holdfast dev`: everything on a private database, for a first look and for demos.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use tokio::sync::watch;
+
+use super::Global;
+use super::context::{block_on, sources};
+use super::exit::{CliError, Exit};
+use super::output::{print_json, print_line};
+use super::worker::serve;
+use crate::config::Settings;
+use crate::embedded::{self, DataDir, EmbeddedError, EmbeddedOptions, EmbeddedPostgres};
+use crate::store::migrate;
+use crate::supervise::StopRequest;
+use crate::supervise::signals::StopSignals;
+
+/// Starts a private PostgreSQL, migrates it, and runs one worker on it until told to stop.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The server listens on a socket that only its account and root can enter, and ends with this process.
+Its address is printed as the first line of standard output; other commands take it with
+--database-url. With --database-url no server is started.
+
+Examples:
+  holdfast dev --config holdfast.toml
+  holdfast dev --ephemeral --no-worker
+  holdfast dev --pg-bin /usr/lib/postgresql/16/bin")]
+pub(super) struct DevArguments {
+    /// Keep nothing: the data goes when this process ends.
+    #[arg(long)]
+    ephemeral: bool,
+    /// Where the data is kept [default: dev in the state folder of this user].
+    #[arg(long, value_name = "DIR", conflicts_with = "ephemeral")]
+    data: Option<PathBuf>,
+    /// The folder of initdb and postgres.
+    #[arg(long, value_name = "DIR", env = embedded::PG_BIN_VARIABLE)]
+    pg_bin: Option<PathBuf>,
+    /// Run no worker: only the database.
+    #[arg(long)]
+    no_worker: bool,
+}
+
+pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Exit, CliError> {
+    // The server outlives the runtime, so that the worker can hand in to its end.
+    let server = match &global.database_url {
+        Some(_) => None,
+        None => Some(start_server(arguments)?),
+    };
+    let mut sources = sources(global);
+    if let Some(server) = &server {
+        sources = sources.with_flag("holdfast dev", "database.url", server.url("postgres"));
+    }
+    let settings = Arc::new(Settings::load(&sources)?);
+    let ended = block_on(develop(settings, arguments.no_worker, global.json));
+    drop(server);
+    ended
+}
+
+fn start_server(arguments: &DevArguments) -> Result<EmbeddedPostgres, CliError> {
+    let data = if arguments.ephemeral {
+        DataDir::Ephemeral
+    } else {
+        let state = || embedded::default_state_dir().map(|state| state.join("dev"));
+        DataDir::State(arguments.data.clone().map_or_else(state, Ok)?)
+    };
+    let options =
+        EmbeddedOptions { pg_bin: arguments.pg_bin.clone(), ..EmbeddedOptions::new(data) };
+    Ok(EmbeddedPostgres::start(&options)?)
+}
+
+async fn develop(settings: Arc<Settings>, no_worker: bool, json: bool) -> Result<Exit, CliError> {
+    let url = settings.database_url()?.expose().to_owned();
+    migrate::up(&url, None).await?;
+    if json {
+        print_json(&serde_json::json!({"database_url": url}))?;
+    } else {
+        print_line(&url)?;
+    }
+    if !no_worker {
+        return serve(settings).await;
+    }
+    let signals = StopSignals::take()
+        .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;
+    let (stop, mut stopped) = watch::channel(StopRequest::Run);
+    let clock = crate::clock::SystemClock;
+    tokio::select! {
+        () = signals.forward(&clock, &settings.drain, &stop) => {}
+        _ = stopped.wait_for(|asked| *asked > StopRequest::Run) => {}
+    }
+    Ok(Exit::Done)
+}
+
+impl From<EmbeddedError> for CliError {
+    fn from(error: EmbeddedError) -> Self {
+        Self::caused(Exit::Unreachable, error)
+    }
+}
