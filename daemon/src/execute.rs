@@ -4,6 +4,7 @@
 //! what becomes of the item.
 
 pub mod command;
+pub mod spawn;
 
 use async_trait::async_trait;
 use time::OffsetDateTime;
