@@ -12,6 +12,7 @@ use super::context::{block_on, sources};
 use super::exit::{CliError, Exit};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{LogFormat, Settings};
+use crate::execute::spawn::LocalSpawner;
 use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::store::{Database, migrate};
 use crate::supervise::signals::StopSignals;
@@ -97,7 +98,7 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         clock: Arc::clone(&clock),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
-        executors: Arc::new(CommandExecutors::new(Arc::clone(&settings))),
+        executors: Arc::new(executors(&settings, &clock)?),
         queues,
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;
@@ -125,6 +126,16 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     while health_server.join_next().await.is_some() {}
     telemetry.shutdown().await;
     Ok(exit_of(ended?))
+}
+
+/// What runs the queues' items in this process.
+pub(super) fn executors(
+    settings: &Arc<Settings>,
+    clock: &Arc<dyn Clock>,
+) -> Result<CommandExecutors, CliError> {
+    let system = |error| CliError::new(Exit::Internal, format!("prepare to start commands: {error}"));
+    let spawner = Arc::new(LocalSpawner::new().map_err(system)?);
+    CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock)).map_err(system)
 }
 
 /// Sets up logs and traces of this process.

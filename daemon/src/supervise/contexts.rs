@@ -1,16 +1,20 @@
 //! What a worker knows of the batches it runs: their executors and retry policies.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
-use crate::config::{Retry, Settings};
+use crate::config::{self, QueueSpec, Retry, Settings};
+use crate::execute::command::{CommandExecutor, CommandSpec, Otherwise};
+use crate::execute::spawn::Spawner;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::model::{BatchId, QueueName};
 use crate::store::{BatchWork, Database};
@@ -126,18 +130,69 @@ impl Executor for Unrunnable {
 /// The executors that queues can name.
 pub struct CommandExecutors {
     settings: Arc<Settings>,
+    spawner: Arc<dyn Spawner>,
+    scratch: ScratchRoot,
+    clock: Arc<dyn Clock>,
 }
 
 impl CommandExecutors {
-    /// Executors bounded by these settings.
-    #[must_use]
-    pub const fn new(settings: Arc<Settings>) -> Self {
-        Self { settings }
+    /// Executors bounded by these settings, which start their processes through `spawner`.
+    ///
+    /// # Errors
+    /// When there is no place for the private directories of executions.
+    pub fn new(
+        settings: Arc<Settings>,
+        spawner: Arc<dyn Spawner>,
+        clock: Arc<dyn Clock>,
+    ) -> io::Result<Self> {
+        Ok(Self { settings, spawner, scratch: ScratchRoot::create()?, clock })
     }
 }
 
 impl Executors for CommandExecutors {
-    fn executor(&self, _work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
-        Err(format!("{} queues", self.settings.queues.len()))
+    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+        let QueueSpec::Command(spec) = QueueSpec::from_json(&work.spec_json)
+            .map_err(|error| format!("its queue's settings: {error}"))?;
+        let timeout = spec.timeout;
+        let executor = CommandExecutor::new(
+            command_spec(spec, &self.settings),
+            std::env::vars_os(),
+            self.scratch.0.path().to_owned(),
+            Arc::clone(&self.spawner),
+            Arc::clone(&self.clock),
+        )
+        .map_err(|error| format!("its queue's settings: {error}"))?;
+        Ok((Arc::new(executor), timeout))
+    }
+}
+
+/// The settings of a queue, bounded by those of this worker.
+fn command_spec(spec: config::CommandSpec, settings: &Settings) -> CommandSpec {
+    let statuses = |list: Vec<u8>| list.into_iter().map(i32::from).collect();
+    CommandSpec {
+        argv: spec.argv,
+        timeout: spec.timeout,
+        env: spec.env,
+        env_pass: spec.env_pass,
+        cwd: spec.cwd.map(Into::into),
+        success: statuses(spec.success),
+        retry: statuses(spec.retry),
+        permanent: statuses(spec.permanent),
+        otherwise: match spec.otherwise {
+            config::Otherwise::Retry => Otherwise::Retry,
+            config::Otherwise::Permanent => Otherwise::Permanent,
+        },
+        result_bytes: spec.result_bytes.min(settings.limits.result_bytes),
+        error_chars: settings.limits.error_chars,
+        kill_grace: settings.lease.kill_grace,
+    }
+}
+
+/// Where the private directories of executions are: in a folder of this process.
+struct ScratchRoot(TempDir);
+
+impl ScratchRoot {
+    fn create() -> io::Result<Self> {
+        tempfile::Builder::new().prefix("holdfast-").tempdir().map(Self)
     }
 }

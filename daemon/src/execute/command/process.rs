@@ -1,0 +1,215 @@
+//! One process from its start to the end of its group.
+
+use std::future::{Future, pending};
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::net::unix::pipe;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::capture::{Head, Tail};
+use crate::clock::{BootInstant, Clock, sleep_until};
+use crate::execute::spawn::{Exit, Spawned};
+
+/// How long what a process left in its pipes is read after its exit, counted from the last byte.
+/// A descendant that holds them open and is silent costs no more than this.
+const DRAIN_IDLE: Duration = Duration::from_millis(250);
+/// The same for one that goes on writing.
+const DRAIN_TOTAL: Duration = Duration::from_secs(2);
+/// How much is read at once.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// What a process may use.
+pub(super) struct Limits {
+    /// When it is asked to end.
+    pub(super) deadline: BootInstant,
+    /// How long after that it is made to.
+    pub(super) kill_grace: Duration,
+    /// How much of its standard output is kept.
+    pub(super) result_bytes: usize,
+}
+
+/// Why a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// By itself, or by somebody else's signal.
+    Exited,
+    /// It reached its deadline.
+    TimedOut,
+    /// It was told to stop.
+    Stopped,
+}
+
+/// A process after its end.
+pub(super) struct Ended {
+    /// Why it ended.
+    pub(super) cause: Cause,
+    /// How, unless somebody else has taken its exit status.
+    pub(super) exit: io::Result<Exit>,
+    /// What it wrote to standard output.
+    pub(super) stdout: Head,
+    /// What it wrote to standard error.
+    pub(super) stderr: Tail,
+}
+
+/// Feeds and reads a process until it exits, reaches its deadline or is stopped; returns when
+/// nothing of its group is left.
+///
+/// The wait is for the exit, never for the end of the pipes: a descendant may hold those for ever.
+pub(super) async fn run(
+    spawned: Spawned,
+    input: &[u8],
+    limits: &Limits,
+    stop: &CancellationToken,
+    clock: &dyn Clock,
+) -> Ended {
+    let Spawned { mut running, stdin, stdout, stderr } = spawned;
+    let mut streams = Streams {
+        input,
+        stdin,
+        stdout: Some(stdout),
+        stderr: Some(stderr),
+        head: Head::new(limits.result_bytes),
+        tail: Tail::default(),
+        chunk: vec![0; CHUNK_BYTES],
+    };
+
+    let first = async {
+        tokio::select! {
+            biased; // what exited in time has neither timed out nor been stopped
+            () = running.exited() => Cause::Exited,
+            () = stop.cancelled() => Cause::Stopped,
+            () = sleep_until(clock, limits.deadline) => Cause::TimedOut,
+        }
+    };
+    let cause = streams.pump_until(first).await;
+    match cause {
+        Cause::Exited => {
+            streams.stdin = None; // nobody is left whose input it was
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(DRAIN_TOTAL) => {}
+                () = streams.pump_until_idle() => {}
+            }
+        }
+        Cause::TimedOut | Cause::Stopped => {
+            running.terminate();
+            let grace_end = clock.now() + limits.kill_grace;
+            // The grace is for the whole group: a shell may be gone at once while the program it
+            // ran is still tidying up. Open pipes say that it is.
+            let group = async {
+                streams.pump_until(running.exited()).await;
+                streams.pump_to_end().await;
+            };
+            tokio::select! {
+                () = sleep_until(clock, grace_end) => {}
+                () = group => {}
+            }
+        }
+    }
+    let exit = running.end().await;
+    Ended { cause, exit, stdout: streams.head, stderr: streams.tail }
+}
+
+/// Our ends of the pipes, and what came through them.
+struct Streams<'a> {
+    /// What is still to be written.
+    input: &'a [u8],
+    stdin: Option<pipe::Sender>,
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+    head: Head,
+    tail: Tail,
+    chunk: Vec<u8>,
+}
+
+enum Ready {
+    Stdin,
+    Stdout,
+    Stderr,
+}
+
+impl Streams<'_> {
+    async fn pump_until<T>(&mut self, end: impl Future<Output = T>) -> T {
+        let mut end = pin!(end);
+        loop {
+            tokio::select! {
+                biased; // a flood must not hide the end
+                value = &mut end => return value,
+                () = self.pump() => {}
+            }
+        }
+    }
+
+    async fn pump_to_end(&mut self) {
+        while self.has_output() {
+            self.pump().await;
+        }
+    }
+
+    async fn pump_until_idle(&mut self) {
+        while self.has_output() && timeout(DRAIN_IDLE, self.pump()).await.is_ok() {}
+    }
+
+    fn has_output(&self) -> bool {
+        self.stdout.is_some() || self.stderr.is_some()
+    }
+
+    /// Moves one chunk in whichever direction it can; waits for ever when every pipe is closed.
+    ///
+    /// # Cancel safety
+    /// Safe: no byte is moved before the last await.
+    async fn pump(&mut self) {
+        let ready = tokio::select! {
+            () = writable(self.stdin.as_ref()) => Ready::Stdin,
+            () = readable(self.stdout.as_ref()) => Ready::Stdout,
+            () = readable(self.stderr.as_ref()) => Ready::Stderr,
+        };
+        match ready {
+            Ready::Stdin => self.feed(),
+            Ready::Stdout => read(&mut self.stdout, &mut self.chunk, |bytes| self.head.push(bytes)),
+            Ready::Stderr => read(&mut self.stderr, &mut self.chunk, |bytes| self.tail.push(bytes)),
+        }
+    }
+
+    fn feed(&mut self) {
+        let Some(stdin) = &self.stdin else { return };
+        match stdin.try_write(self.input) {
+            Ok(written) => self.input = &self.input[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            // Mostly a broken pipe: it has no use for the rest.
+            Err(_) => self.input = &[],
+        }
+        if self.input.is_empty() {
+            self.stdin = None;
+        }
+    }
+}
+
+async fn writable(pipe: Option<&pipe::Sender>) {
+    match pipe {
+        // An error shows up again at the write.
+        Some(pipe) => drop(pipe.writable().await),
+        None => pending().await,
+    }
+}
+
+async fn readable(pipe: Option<&pipe::Receiver>) {
+    match pipe {
+        Some(pipe) => drop(pipe.readable().await),
+        None => pending().await,
+    }
+}
+
+/// Reads what is there, at most one chunk; closes the pipe at its end.
+fn read(from: &mut Option<pipe::Receiver>, chunk: &mut [u8], push: impl FnOnce(&[u8])) {
+    let Some(pipe) = from else { return };
+    match pipe.try_read(chunk) {
+        Ok(0) => *from = None,
+        Ok(length) => push(&chunk[..length]),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(_) => *from = None,
+    }
+}
