@@ -47,6 +47,7 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- current_progress: the newest progress row with the deltas after it folded in; one statement.
+-- locks: none   fence: none   rows: one, none for an unknown batch
 CREATE FUNCTION holdfast.current_progress(p_batch uuid) RETURNS holdfast.progress
 LANGUAGE sql STABLE AS $$
     SELECT p.batch_id, p.seq, p.next_position,
