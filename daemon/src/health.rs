@@ -1,8 +1,8 @@
 //! `/livez`, `/readyz`, `/startupz` and `/metrics`.
 //!
 //! Nothing here asks the database, so everything answers while it is away. Alive means that the
-//! heartbeat loop ticks and that somebody still tries to reach the database; whether it answers is
-//! a matter of being ready. A process that only lacks its database must not be restarted: that
+//! runtime ticks and that the heartbeat loop still tries to reach the database; whether it answers
+//! is a matter of being ready. A process that only lacks its database must not be restarted: that
 //! would turn one outage into a fleet restart and lost leases.
 
 mod server;

@@ -116,7 +116,7 @@ async fn a_draining_worker_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
-async fn a_stalled_heartbeat_is_not_alive() {
+async fn a_hung_runtime_is_not_alive() {
     let limits =
         HealthLimits { tick: Duration::ZERO, ..HealthLimits::for_lease(Duration::from_mins(1)) };
     let worker = start(limits).await;
@@ -124,7 +124,7 @@ async fn a_stalled_heartbeat_is_not_alive() {
     let (code, body) = worker.get("/livez").await;
 
     assert_eq!(code, 503);
-    assert!(body.contains("heartbeat"), "{body}");
+    assert!(body.contains("runtime"), "{body}");
 }
 
 #[tokio::test]

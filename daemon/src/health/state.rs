@@ -8,18 +8,21 @@ use crate::telemetry::labels::DbErrorClass;
 /// How old a sign of life may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthLimits {
-    /// Since the heartbeat loop last ticked; it ticks every second. Older is not alive.
+    /// Since the loop that watches trust deadlines last ticked. Older is not alive: the runtime
+    /// hangs.
     pub tick: Duration,
-    /// Since the database was last asked, whatever it said. Older is not alive: the loop that
-    /// reconnects is stuck.
+    /// Since the heartbeat loop last asked the database, whatever it said. Older is not alive: the
+    /// loop is stuck, or no longer tries to reconnect.
     pub attempt: Duration,
-    /// Since the database last answered. Older is not ready.
+    /// Since the database last answered a heartbeat. Older is not ready.
     pub answer: Duration,
 }
 
 impl HealthLimits {
-    /// The limits for the smallest lease of a worker's queues: a hung heartbeat shows soon enough
-    /// for three failed probes to end the process before its leases can be granted again.
+    /// The limits for the smallest lease of a worker's queues. Ticks come every second at least, a
+    /// heartbeat every third of a lease with tries of a sixth. A hung runtime shows soon enough for
+    /// three failed probes to end the process before its leases can be granted again; a heartbeat
+    /// loop that alone is stuck is no danger by then, for the trust deadline ends the work.
     #[must_use]
     pub fn for_lease(lease: Duration) -> Self {
         let floor = Duration::from_secs(3);
@@ -34,7 +37,7 @@ impl HealthLimits {
 /// One check that fails, and how.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Failing {
-    /// Which check: `heartbeat`, `reconnect`, `database`, `schema` or `state`.
+    /// Which check: `runtime`, `heartbeat`, `database`, `schema` or `state`.
     pub check: &'static str,
     /// What is wrong; never a text of the database or of a job.
     pub detail: String,
@@ -77,13 +80,13 @@ impl HealthState {
         }
     }
 
-    /// The heartbeat loop went round.
+    /// The loop that watches trust deadlines went round: at least once a second.
     pub fn tick(&self) {
         let now = self.clock.now();
         self.reports().ticked = now;
     }
 
-    /// The database answered.
+    /// The database answered the heartbeat loop.
     pub fn database_ok(&self) {
         let now = self.clock.now();
         let mut reports = self.reports();
@@ -92,7 +95,7 @@ impl HealthState {
         reports.error = None;
     }
 
-    /// The database was asked and gave no useful answer.
+    /// The heartbeat loop asked the database and got no useful answer.
     pub fn database_failed(&self, class: DbErrorClass) {
         let now = self.clock.now();
         let mut reports = self.reports();
@@ -130,7 +133,7 @@ impl HealthState {
         let reports = self.reports();
         let silence = now.since(reports.asked);
         let stuck = (silence > self.limits.attempt).then(|| Failing {
-            check: "reconnect",
+            check: "heartbeat",
             detail: format!("database not asked for {}", seconds(silence)),
         });
         stalled(&reports, now, self.limits.tick).into_iter().chain(stuck).collect()
@@ -175,10 +178,8 @@ impl HealthState {
 
 fn stalled(reports: &Reports, now: BootInstant, limit: Duration) -> Option<Failing> {
     let silence = now.since(reports.ticked);
-    (silence > limit).then(|| Failing {
-        check: "heartbeat",
-        detail: format!("no tick for {}", seconds(silence)),
-    })
+    (silence > limit)
+        .then(|| Failing { check: "runtime", detail: format!("no tick for {}", seconds(silence)) })
 }
 
 fn unanswered(reports: &Reports, now: BootInstant, limit: Duration) -> Option<String> {
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_that_stalls_is_not_alive_until_it_ticks_again() {
+    fn a_runtime_that_hangs_is_not_alive_until_it_ticks_again() {
         let (clock, health) = running();
 
         clock.advance(LIMITS.tick);
@@ -270,9 +271,9 @@ mod tests {
         clock.advance(Duration::from_millis(100));
         assert_eq!(
             health.not_alive(),
-            [Failing { check: "heartbeat", detail: "no tick for 3.1 s".to_owned() }]
+            [Failing { check: "runtime", detail: "no tick for 3.1 s".to_owned() }]
         );
-        assert_eq!(checks(health.not_ready()), ["heartbeat"]);
+        assert_eq!(checks(health.not_ready()), ["runtime"]);
         health.tick();
         assert_eq!(health.not_alive(), []);
     }
@@ -299,15 +300,32 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asking_the_database_any_more_is_not_alive() {
+    fn a_heartbeat_loop_that_no_longer_asks_is_not_alive() {
         let (clock, health) = running();
 
         clock.advance(LIMITS.attempt + Duration::from_secs(1));
         health.tick();
 
-        assert_eq!(checks(health.not_alive()), ["reconnect"]);
+        assert_eq!(checks(health.not_alive()), ["heartbeat"]);
         health.database_failed(DbErrorClass::Connection);
         assert_eq!(health.not_alive(), []);
+    }
+
+    #[test]
+    fn a_heartbeat_loop_at_its_slowest_stays_alive_and_ready() {
+        let clock = Arc::new(HandClock::default());
+        for lease in [5, 30, 60, 3600].map(Duration::from_secs) {
+            let health = HealthState::new(clock.clone(), HealthLimits::for_lease(lease));
+            health.database_ok();
+            health.schema_checked(true);
+            health.set_state(WorkerState::Running);
+
+            clock.advance(lease / 3 + lease / 6);
+            health.tick();
+
+            assert_eq!(health.not_alive(), [], "{lease:?}");
+            assert_eq!(health.not_ready(), [], "{lease:?}");
+        }
     }
 
     #[test]
@@ -335,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hung_heartbeat_is_ended_before_its_leases_can_be_granted_again() {
+    fn a_hung_runtime_is_ended_before_its_leases_can_be_granted_again() {
         for (lease, probes) in [(30, 4 * 3 + 1), (60, 8 * 3 + 3), (120, 8 * 3 + 3)] {
             let lease = Duration::from_secs(lease);
             let limits = HealthLimits::for_lease(lease);

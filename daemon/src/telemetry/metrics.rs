@@ -147,15 +147,17 @@ impl Metrics {
         self.leases.held.with_label_values(&[queue]).dec();
     }
 
-    /// An item left its lease on purpose.
+    /// An item left its lease on purpose: handed in, whether it ended or waits for another attempt,
+    /// or given back.
     pub fn lease_released(&self, queue: &QueueName, reason: ReleaseReason) {
         let queue = self.queue(queue);
         self.leases.released.with_label_values(&[queue, reason.as_str()]).inc();
         self.leases.held.with_label_values(&[queue]).dec();
     }
 
-    /// Renewing one lease ended. `left` is the share of the lease (0 to 1) that was still left when
-    /// the renewal committed; none when it did not.
+    /// Renewing one lease ended. `left` is the share of the lease, as it was before the renewal, that
+    /// was still left when it committed: 0 to 1, about two thirds when all is well; none when it did
+    /// not commit.
     pub fn lease_renewal(&self, queue: &QueueName, outcome: RenewalOutcome, left: Option<f64>) {
         let queue = self.queue(queue);
         self.leases.renewals.with_label_values(&[queue, outcome.as_str()]).inc();
