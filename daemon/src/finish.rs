@@ -15,7 +15,7 @@ use tracing::{Instrument, Span, debug, error, warn};
 use crate::capacity::Slot;
 use crate::clock::Clock;
 use crate::leases::Leases;
-use crate::model::{BatchId, Disposition, Hold, QueueName, Settlement, WorkerId};
+use crate::model::{AttemptEnding, BatchId, Disposition, Hold, QueueName, Settlement, WorkerId};
 use crate::store::{Database, FlightError, HandIn, HandInAnswer};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, ItemOutcome, LostReason, ReleaseReason};
@@ -242,14 +242,22 @@ impl Shared {
     }
 
     fn note_applied(&self, finished: &Finished) {
-        let outcome = match &finished.settlement.disposition {
-            Disposition::Succeed => ItemOutcome::Succeeded,
-            Disposition::Fail => ItemOutcome::Failed,
-            Disposition::Again { .. } => return,
+        let (outcome, reason) = match &finished.settlement.disposition {
+            Disposition::Succeed => (Some(ItemOutcome::Succeeded), ReleaseReason::Settled),
+            Disposition::Fail => (Some(ItemOutcome::Failed), ReleaseReason::Settled),
+            Disposition::Again { ending: AttemptEnding::Unstarted, .. } => {
+                (None, ReleaseReason::DrainUnstarted)
+            }
+            Disposition::Again { ending: AttemptEnding::Interrupted, .. } => {
+                (None, ReleaseReason::DrainInterrupted)
+            }
+            Disposition::Again { .. } => (None, ReleaseReason::Settled),
         };
-        self.metrics.items_finished(&finished.queue, outcome, 1);
-        self.metrics.lease_released(&finished.queue, ReleaseReason::Settled);
-        trace::lease_released(&finished.span, ReleaseReason::Settled);
+        if let Some(outcome) = outcome {
+            self.metrics.items_finished(&finished.queue, outcome, 1);
+        }
+        self.metrics.lease_released(&finished.queue, reason);
+        trace::lease_released(&finished.span, reason);
     }
 
     /// The attempt publishes nothing (F3): counted, and logged with its token.
@@ -273,6 +281,7 @@ impl Shared {
 
     fn let_go(&self, finished: &Finished, reason: LostReason) {
         self.metrics.lease_lost(&finished.queue, reason);
+        trace::lease_lost(&finished.span, reason);
         self.leases.leave(finished.hold.lease(), finished.hold.item().position());
     }
 

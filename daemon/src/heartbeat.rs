@@ -114,6 +114,7 @@ impl Heartbeat {
     /// Ends the executions of leases whose trust deadline passes, until `stop`.
     pub async fn watch_deadlines(&self, stop: &CancellationToken) {
         loop {
+            self.health.tick();
             let fenced = self.leases.fence_expired();
             if !fenced.is_empty() {
                 self.metrics.self_fenced(SelfFenceReason::RenewalDeadline);
@@ -131,7 +132,6 @@ impl Heartbeat {
         let give_up = self.clock.now() + self.ttl / 3;
         let mut pause = Duration::from_millis(100).min(self.ttl / 30);
         loop {
-            self.health.tick();
             let asked_at = self.clock.now();
             let vouched = self.leases.vouched();
             let state = self.health.state();
@@ -192,9 +192,11 @@ impl Heartbeat {
         let Some(queue) = self.leases.queue_of(lease) else { return };
         let (cause, outcome, lost) = match answer {
             RenewAnswer::Renewed => {
-                self.leases.extend(lease, asked_at);
-                let spent = self.clock.now().since(asked_at).as_secs_f64() / self.ttl.as_secs_f64();
-                self.metrics.lease_renewal(&queue, RenewalOutcome::Ok, Some(1.0 - spent));
+                let left = self.leases.extend(lease, asked_at).map(|trust| {
+                    let margin = self.ttl.saturating_sub(self.leases.trust());
+                    (trust + margin).as_secs_f64() / self.ttl.as_secs_f64()
+                });
+                self.metrics.lease_renewal(&queue, RenewalOutcome::Ok, left);
                 return;
             }
             // The hand-in that holds the row extends it.

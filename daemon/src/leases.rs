@@ -104,14 +104,22 @@ impl Leases {
     }
 
     /// Moves a lease's trust deadline forward after a renewal or hand-in asked for at `asked_at`; a
-    /// reply later than the deadline extends nothing (F5).
-    pub fn extend(&self, lease: LeaseId, asked_at: BootInstant) {
+    /// reply later than the deadline extends nothing (F5). Answers how much trust was left.
+    pub fn extend(&self, lease: LeaseId, asked_at: BootInstant) -> Option<Duration> {
         let now = self.clock.now();
-        if let Some(held) = self.table().get_mut(&lease)
-            && now < held.trusted_until
-        {
+        let mut table = self.table();
+        let held = table.get_mut(&lease)?;
+        let left = held.trusted_until.since(now);
+        if !left.is_zero() {
             held.trusted_until = held.trusted_until.max(asked_at + self.trust);
         }
+        Some(left)
+    }
+
+    /// How long a lease is trusted from the moment it is asked for.
+    #[must_use]
+    pub const fn trust(&self) -> Duration {
+        self.trust
     }
 
     /// The stop signal of an item; one that is already stopped when the item is not held.
