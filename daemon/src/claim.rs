@@ -54,8 +54,8 @@ pub struct Granted {
 /// What may wake the claim loop.
 #[derive(Debug, Default)]
 pub struct Wakeups {
-    /// Another process told of work.
-    pub told: Notify,
+    /// Another process told of work, or heartbeats are answered again.
+    pub told: Arc<Notify>,
     /// A hand-in of this process was answered.
     pub settled: Arc<Notify>,
     /// Whether notifications arrive.

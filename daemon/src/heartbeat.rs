@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use time::OffsetDateTime;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -44,6 +45,8 @@ pub struct Heartbeat {
     ttl: Duration,
     max_interruptions: u8,
     healthy: AtomicBool,
+    /// Notified when heartbeats are answered again: claims may go on.
+    recovered: Arc<Notify>,
     lost_claims: Mutex<Vec<LostClaim>>,
     clock_guard: Mutex<ClockGuard>,
 }
@@ -61,6 +64,7 @@ impl Heartbeat {
         worker: WorkerId,
         ttl: Duration,
         max_interruptions: u8,
+        recovered: Arc<Notify>,
     ) -> Self {
         Self {
             database,
@@ -72,6 +76,7 @@ impl Heartbeat {
             ttl,
             max_interruptions,
             healthy: AtomicBool::new(false),
+            recovered,
             lost_claims: Mutex::default(),
             clock_guard: Mutex::new(ClockGuard::new(ttl)),
         }
@@ -173,6 +178,7 @@ impl Heartbeat {
     async fn answered(&self, asked_at: BootInstant, renewal: &Renewal) {
         if !self.healthy.swap(true, Ordering::Relaxed) {
             info!("heartbeats are answered");
+            self.recovered.notify_one();
         }
         self.health.database_ok();
         self.clock_guard

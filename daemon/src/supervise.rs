@@ -153,6 +153,7 @@ impl Worker {
             id,
             ttl,
             settings.retry.max_interruptions,
+            Arc::clone(&wakeups.told),
         ));
         let contexts = Arc::new(Contexts::new(
             parts.database.clone(),
