@@ -5,6 +5,7 @@
 
 pub mod command;
 pub mod spawn;
+pub mod spawner;
 
 use async_trait::async_trait;
 use time::OffsetDateTime;

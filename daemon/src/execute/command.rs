@@ -27,7 +27,7 @@ use self::outcome::Obstacle;
 use self::process::{Ended, Limits};
 use self::scratch::Scratch;
 use self::template::{Template, Values};
-use super::spawn::{SpawnRequest, Spawner};
+use super::spawner::{SpawnRequest, Spawner};
 use super::{Execution, Executor, Job};
 use crate::clock::Clock;
 
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::clock::SystemClock;
-    use crate::execute::spawn::{SpawnError, Spawned};
+    use crate::execute::spawner::{SpawnError, Spawned};
     use crate::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position};
 
     pub(super) fn job(input_json: &str) -> Job {

@@ -1,7 +1,4 @@
-//! Starting a process, and ending everything it left in its group.
-//!
-//! [`Spawner`] is the seam: today [`LocalSpawner`] starts children of this process; a guard process
-//! can take its place without a change above.
+//! Starting processes as children of this one, and ending everything they left in their group.
 //!
 //! A child is started as `posix_spawn` does it (`CLONE_VM | CLONE_VFORK`) and not by `fork`, which
 //! copies the page tables of the worker: at 50 MB resident a fork starts 400 processes per second
@@ -20,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -34,92 +31,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
-/// What to start.
-#[derive(Clone, Debug)]
-pub struct SpawnRequest {
-    /// Paths to execute; the first that can be is taken, as `execvp` goes through `PATH`.
-    pub programs: Arc<[CString]>,
-    /// The argument vector, program name first.
-    pub argv: Vec<CString>,
-    /// The whole environment, as `NAME=value`.
-    pub env: Vec<CString>,
-    /// The working directory.
-    pub cwd: CString,
-    /// Whether standard input is a pipe; else it is `/dev/null`.
-    pub pipe_stdin: bool,
-}
-
-/// A started process and our ends of its pipes.
-pub struct Spawned {
-    /// The process.
-    pub running: Box<dyn Running>,
-    /// Its standard input, when asked for.
-    pub stdin: Option<pipe::Sender>,
-    /// Its standard output.
-    pub stdout: pipe::Receiver,
-    /// Its standard error.
-    pub stderr: pipe::Receiver,
-}
-
-/// Why a process could not be started. Nothing of it is left.
-#[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    /// The system refused a process, memory or a file descriptor.
-    #[error("no process could be made")]
-    System(#[source] io::Error),
-    /// The working directory cannot be entered.
-    #[error("the working directory cannot be entered")]
-    WorkingDirectory(#[source] io::Error),
-    /// None of the paths can be executed.
-    #[error("the program cannot be executed")]
-    Program(#[source] io::Error),
-}
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself, with this status, 0 to 255.
-    Status(i32),
-    /// By this signal.
-    Signal(i32),
-}
-
-/// Starts processes.
-#[async_trait]
-pub trait Spawner: Send + Sync {
-    /// Starts a process as the leader of a session and process group of its own, with every signal
-    /// at its default, none blocked, and no file descriptor but its standard three.
-    ///
-    /// # Errors
-    /// As [`SpawnError`] tells them apart.
-    ///
-    /// # Cancel safety
-    /// Safe: a process whose future was dropped is killed.
-    async fn spawn(&self, request: SpawnRequest) -> Result<Spawned, SpawnError>;
-}
-
-/// A started process, the leader of its group. Dropped before [`Running::end`], its group is killed
-/// and a zombie may stay.
-#[async_trait]
-pub trait Running: Send + Sync {
-    /// Waits until the leader has exited. Others of its group may still run.
-    ///
-    /// # Cancel safety
-    /// Safe: the exit status is kept for [`Running::end`].
-    async fn exited(&self);
-
-    /// Asks every process of the group to end (TERM, then CONT for those that are stopped).
-    fn terminate(&self);
-
-    /// Kills what is left of the group, waits until it is gone and says how the leader ended.
-    ///
-    /// # Errors
-    /// When somebody else has taken the exit status; the group is gone all the same.
-    ///
-    /// # Cancel safety
-    /// Not safe: the exit status may be lost.
-    async fn end(&mut self) -> io::Result<Exit>;
-}
+use super::spawner::{Exit, Running, SpawnError, SpawnRequest, Spawned, Spawner};
 
 /// Starts children of this process, from a thread of its own.
 ///
@@ -403,6 +315,9 @@ struct Plan<'a> {
     errno: AtomicI32,
 }
 
+/// The size of a signal set in the kernel, where signals go from 1 to 64.
+const SIGSET_BYTES: usize = 8;
+
 const NOTHING: i32 = 0;
 const SYSTEM: i32 = 1;
 const WORKING_DIRECTORY: i32 = 2;
@@ -434,9 +349,10 @@ fn start(
     // of file descriptors, its own dispositions and working directory (no CLONE_FILES,
     // CLONE_SIGHAND, CLONE_FS).
     let pid = unsafe { libc::clone(child, stack.top(), flags, argument, &raw mut pidfd) };
-    let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) else {
+    if pid < 0 {
         return Err(SpawnError::System(io::Error::last_os_error()));
-    };
+    }
+    let pid = Pid::from_raw(pid).expect("only the child would see zero");
     // SAFETY: the kernel has just made this descriptor for us (CLONE_PIDFD).
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let mut leader = Leader { pid, reaped: false };
@@ -498,12 +414,16 @@ unsafe fn become_program(plan: &Plan<'_>) -> i32 {
             return WORKING_DIRECTORY;
         }
         // What is ignored stays ignored over exec, such as SIGPIPE in every Rust program. What is
-        // caught must be reset before a signal can arrive.
-        let default: libc::sigaction = std::mem::zeroed();
+        // caught must be reset before a signal can arrive. The system call itself, because the C
+        // library leaves out two signals of its own; zeroes are SIG_DFL in the kernel's layout.
+        let default = [0_u64; 8];
         for signal in 1..=libc::SIGRTMAX() {
-            libc::sigaction(signal, &raw const default, ptr::null_mut());
+            let none = ptr::null_mut::<u64>();
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), none, SIGSET_BYTES);
         }
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const default.sa_mask, ptr::null_mut());
+        let mut empty: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut empty);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const empty, ptr::null_mut());
 
         let mut reason = libc::ENOENT;
         for &program in plan.programs {

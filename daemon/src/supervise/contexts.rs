@@ -14,7 +14,7 @@ use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, QueueSpec, Retry, Settings};
 use crate::execute::command::{CommandExecutor, CommandSpec, Otherwise};
-use crate::execute::spawn::Spawner;
+use crate::execute::spawner::Spawner;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::model::{BatchId, QueueName};
 use crate::store::{BatchWork, Database};

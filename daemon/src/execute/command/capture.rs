@@ -123,13 +123,17 @@ mod tests {
 
     fn head(limit: usize, chunks: &[&[u8]]) -> (String, bool) {
         let mut head = Head::new(limit);
-        chunks.iter().for_each(|chunk| head.push(chunk));
+        for chunk in chunks {
+            head.push(chunk);
+        }
         head.into_text()
     }
 
     fn tail(chunks: &[&[u8]]) -> String {
         let mut tail = Tail::default();
-        chunks.iter().for_each(|chunk| tail.push(chunk));
+        for chunk in chunks {
+            tail.push(chunk);
+        }
         tail.into_text()
     }
 

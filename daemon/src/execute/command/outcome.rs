@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use super::capture;
 use super::process::{Cause, Ended};
 use super::{CommandSpec, Otherwise};
-use crate::execute::spawn::{Exit, SpawnError};
+use crate::execute::spawner::{Exit, SpawnError};
 use crate::execute::{Execution, ExecutionEnd};
 
 /// Why there was no process.
@@ -100,10 +100,12 @@ pub(super) fn of_process(
             (ExecutionEnd::TimedOut, "timed_out", format!("timed out after {limit}"))
         }
         (Cause::Stopped, _) => (ExecutionEnd::Stopped, "stopped", "stopped".to_owned()),
-        (Cause::Exited, Ok(Exit::Status(status))) => match of_status(spec, *status) {
-            ExecutionEnd::Succeeded => (ExecutionEnd::Succeeded, "completed", String::new()),
-            end => (end, "exit_status", format!("exit status {status}")),
-        },
+        (Cause::Exited, Ok(Exit::Status(status))) => {
+            let end = of_status(spec, *status);
+            let succeeded = end == ExecutionEnd::Succeeded;
+            let stop_reason = if succeeded { "completed" } else { "exit_status" };
+            (end, stop_reason, format!("exit status {status}"))
+        }
         (Cause::Exited, Ok(Exit::Signal(number))) => {
             let name = signal_hook::low_level::signal_name(*number).unwrap_or("no name");
             (ExecutionEnd::Retryable, "signal", format!("ended by signal {number} ({name})"))

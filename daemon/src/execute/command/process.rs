@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::capture::{Head, Tail};
 use crate::clock::{BootInstant, Clock, sleep_until};
-use crate::execute::spawn::{Exit, Spawned};
+use crate::execute::spawner::{Exit, Spawned};
 
 /// How long what a process left in its pipes is read after its exit, counted from the last byte.
 /// A descendant that holds them open and is silent costs no more than this.
