@@ -89,8 +89,7 @@ impl Attempts {
     /// [`Leases`].
     pub async fn run(&self, batch: &BatchContext, claim: Option<TraceContext>, taken: Taken) {
         let Taken { hold, slot, input, alone } = taken;
-        let span =
-            trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
+        let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
         let mut slots = vec![slot];
         if alone {

@@ -185,8 +185,7 @@ impl Claimer {
 
     async fn rank_if_stale(&mut self) {
         let now = self.clock.now();
-        let fresh =
-            self.ranked_at.is_some_and(|at| now.since(at) < self.policy.rank_interval);
+        let fresh = self.ranked_at.is_some_and(|at| now.since(at) < self.policy.rank_interval);
         if fresh && !self.ranking.is_empty() {
             return;
         }

@@ -195,10 +195,8 @@ impl Shared {
         batch: BatchId,
         group: &[Finished],
     ) -> Result<Vec<HandInAnswer>, FlightError> {
-        let items: Vec<HandIn<'_>> = group
-            .iter()
-            .map(|f| HandIn { hold: &f.hold, settlement: &f.settlement })
-            .collect();
+        let items: Vec<HandIn<'_>> =
+            group.iter().map(|f| HandIn { hold: &f.hold, settlement: &f.settlement }).collect();
         let mut leases: Vec<_> = group.iter().map(|f| f.hold.lease()).collect();
         leases.sort_unstable();
         leases.dedup();

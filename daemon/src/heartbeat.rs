@@ -17,9 +17,7 @@ use crate::leases::{Leases, StopCause};
 use crate::model::{BatchId, LeaseId, WorkerId};
 use crate::store::{Database, FlightError, RenewAnswer, Renewal};
 use crate::telemetry::Metrics;
-use crate::telemetry::labels::{
-    FenceOp, FenceReason, LostReason, RenewalOutcome, SelfFenceReason,
-};
+use crate::telemetry::labels::{FenceOp, FenceReason, LostReason, RenewalOutcome, SelfFenceReason};
 use crate::telemetry::metrics::RenewalTiming;
 
 /// How often the trust deadlines are looked at. Part of the slack of F5.
@@ -123,7 +121,10 @@ impl Heartbeat {
             let fenced = self.leases.fence_expired();
             if !fenced.is_empty() {
                 self.metrics.self_fenced(SelfFenceReason::RenewalDeadline);
-                warn!(items = fenced.len(), "no renewal in time: ending what can no longer be trusted");
+                warn!(
+                    items = fenced.len(),
+                    "no renewal in time: ending what can no longer be trusted"
+                );
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -181,10 +182,12 @@ impl Heartbeat {
             self.recovered.notify_one();
         }
         self.health.database_ok();
-        self.clock_guard
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .sample(asked_at, renewal.database_now, renewal.server_started, renewal.timeline);
+        self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner).sample(
+            asked_at,
+            renewal.database_now,
+            renewal.server_started,
+            renewal.timeline,
+        );
         for lease in &renewal.leases {
             self.lease_answered(asked_at, lease.lease, lease.answer);
         }
@@ -238,10 +241,8 @@ impl Heartbeat {
     async fn give_back_lost_claims(&self) {
         let lost: Vec<LostClaim> = self.lost_claims().clone();
         for claim in lost {
-            let given = self
-                .database
-                .give_back(claim.batch, claim.lease, self.max_interruptions)
-                .await;
+            let given =
+                self.database.give_back(claim.batch, claim.lease, self.max_interruptions).await;
             match given {
                 Ok(moved) => {
                     if moved > 0 {

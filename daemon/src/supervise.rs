@@ -185,10 +185,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the database cannot be reached at the start.
-    pub async fn run(
-        self,
-        mut stop: watch::Receiver<StopRequest>,
-    ) -> Result<Ended, StoreError> {
+    pub async fn run(self, mut stop: watch::Receiver<StopRequest>) -> Result<Ended, StoreError> {
         self.register().await?;
         self.watch_gauges();
         let worker = Arc::new(self);

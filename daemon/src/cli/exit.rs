@@ -95,7 +95,10 @@ impl CliError {
         Self { exit: self.exit, message: self.message.context(doing.to_string()) }
     }
 
-    pub(super) fn caused(exit: Exit, error: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub(super) fn caused(
+        exit: Exit,
+        error: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
         Self { exit, message: anyhow::Error::new(error) }
     }
 }

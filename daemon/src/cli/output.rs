@@ -18,7 +18,9 @@ pub(super) fn print_line(line: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}") {
         Ok(()) => Ok(()),
-        Err(error) => Err(CliError::new(Exit::Output, format!("write to standard output: {error}"))),
+        Err(error) => {
+            Err(CliError::new(Exit::Output, format!("write to standard output: {error}")))
+        }
     }
 }
 

@@ -133,7 +133,8 @@ pub(super) fn executors(
     settings: &Arc<Settings>,
     clock: &Arc<dyn Clock>,
 ) -> Result<CommandExecutors, CliError> {
-    let system = |error| CliError::new(Exit::Internal, format!("prepare to start commands: {error}"));
+    let system =
+        |error| CliError::new(Exit::Internal, format!("prepare to start commands: {error}"));
     let spawner = Arc::new(LocalSpawner::new().map_err(system)?);
     CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock)).map_err(system)
 }

@@ -141,8 +141,7 @@ impl Database {
         mut stored: impl FnMut(u64),
     ) -> Result<Stored, SubmissionError> {
         if let Some(key) = &record.submission_key
-            && let Some(existing) =
-                self.find_submission(&record.owner, key, &record.digest).await?
+            && let Some(existing) = self.find_submission(&record.owner, key, &record.digest).await?
         {
             return Ok(Stored::Existing(existing));
         }
@@ -251,7 +250,11 @@ async fn insert_batch(
 struct JsonText<'a>(&'a str);
 
 impl ToSql for JsonText<'_> {
-    fn to_sql(&self, _ty: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+    fn to_sql(
+        &self,
+        _ty: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         out.put_slice(self.0.as_bytes());
         Ok(IsNull::No)
     }
