@@ -91,12 +91,13 @@ impl Attempts {
         let Taken { hold, slot, input, alone } = taken;
         let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
-        let mut slots = vec![slot];
+        let mut slot = Some(slot);
         if alone {
-            tokio::select! {
-                () = stop.token().cancelled() => {}
-                others = self.slots.take_others() => slots.extend(others),
-            }
+            drop(slot.take());
+            slot = tokio::select! {
+                () = stop.token().cancelled() => None,
+                all = self.slots.take_all() => all,
+            };
         }
         let ended = match input {
             Some(input) if self.leases.begin(hold.lease(), hold.item().position()) => {
@@ -119,7 +120,7 @@ impl Attempts {
             hold,
             settlement,
             queue: batch.queue.clone(),
-            slots,
+            slot,
             span,
         });
     }

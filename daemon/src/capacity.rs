@@ -13,7 +13,7 @@ pub struct Slots {
     total: usize,
 }
 
-/// One slot, in use until it is dropped.
+/// One slot, or all of them, in use until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     // Dropped first, so that whoever is woken finds it free.
@@ -49,14 +49,14 @@ impl Slots {
             .collect()
     }
 
-    /// Waits until all other slots are free and takes them: what an item that runs alone needs
-    /// besides its own.
+    /// Waits until every slot is free and takes them all: what an item needs that runs alone. It
+    /// must hold none meanwhile, or two of them would wait for each other.
     ///
     /// # Cancel safety
     /// Safe: dropped, it takes none.
-    pub async fn take_others(&self) -> Option<Slot> {
-        let others = u32::try_from(self.total - 1).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.permits).acquire_many_owned(others).await.ok()?;
+    pub async fn take_all(&self) -> Option<Slot> {
+        let all = u32::try_from(self.total).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.permits).acquire_many_owned(all).await.ok()?;
         Some(self.slot(permit))
     }
 
@@ -97,17 +97,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_item_that_runs_alone_waits_for_the_others() {
+    async fn items_that_run_alone_wait_for_the_others_and_for_each_other() {
         let slots = Slots::new(3);
-        let own = slots.take(1);
         let other = slots.take(1);
 
-        let alone = slots.take_others();
-        tokio::pin!(alone);
-        assert!(futures::poll!(alone.as_mut()).is_pending());
+        let first = slots.take_all();
+        let second = slots.take_all();
+        tokio::pin!(first, second);
+        assert!(futures::poll!(first.as_mut()).is_pending());
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        assert!(slots.take(1).is_empty(), "what is freed is kept for them");
         drop(other);
+        let first = first.await;
 
-        assert!(alone.await.is_some());
-        assert_eq!((own.len(), slots.free()), (1, 2));
+        assert!(first.is_some());
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        drop(first);
+        assert!(second.await.is_some());
     }
 }

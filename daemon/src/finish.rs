@@ -40,8 +40,8 @@ pub struct Finished {
     pub settlement: Settlement,
     /// Its queue.
     pub queue: QueueName,
-    /// Its slots, in use until the hand-in is answered.
-    pub slots: Vec<Slot>,
+    /// Its slot, in use until the hand-in is answered; none when it never began.
+    pub slot: Option<Slot>,
     /// Its lease's span, open until then.
     pub span: Span,
 }
