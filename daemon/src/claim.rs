@@ -71,7 +71,7 @@ pub struct Claimer {
     metrics: Arc<Metrics>,
     wakeups: Arc<Wakeups>,
     worker: WorkerId,
-    queues: Vec<QueueName>,
+    queue_names: Vec<String>,
     policy: ClaimPolicy,
     ranking: Vec<RankedBatch>,
     ranked_at: Option<BootInstant>,
@@ -97,7 +97,7 @@ impl Claimer {
         metrics: Arc<Metrics>,
         wakeups: Arc<Wakeups>,
         worker: WorkerId,
-        queues: Vec<QueueName>,
+        queues: &[QueueName],
         policy: ClaimPolicy,
     ) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Claimer {
             metrics,
             wakeups,
             worker,
-            queues,
+            queue_names: queues.iter().map(ToString::to_string).collect(),
             policy,
             ranking: Vec::new(),
             ranked_at: None,
@@ -195,10 +195,9 @@ impl Claimer {
         }
         self.held_off.retain(|_, until| now < *until);
         let except: Vec<BatchId> = self.held_off.keys().copied().collect();
-        let queues: Vec<String> = self.queues.iter().map(ToString::to_string).collect();
         let ranked = self
             .database
-            .rank_batches(&queues, &except, self.policy.ageing, self.policy.candidates)
+            .rank_batches(&self.queue_names, &except, self.policy.ageing, self.policy.candidates)
             .await;
         match ranked {
             Ok(ranking) => {
@@ -313,6 +312,20 @@ impl Claimer {
         self.held_off.get(&batch).is_some_and(|until| self.clock.now() < *until)
     }
 
+    /// When the next look is worth while without being told: a hold-off ends, or an item's time
+    /// comes.
+    async fn until_due(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let held_off = self.held_off.values().map(|until| until.since(now)).min();
+        if self.slots.free() == 0 {
+            return held_off;
+        }
+        let due = self.database.next_due(&self.queue_names).await.ok().flatten();
+        // What is due already was just asked for; it is not asked for in a hurry.
+        let due = due.map(|due| due.max(Duration::from_millis(20)));
+        held_off.into_iter().chain(due).min()
+    }
+
     /// Waits until a look may be worth while.
     async fn wait(&mut self, stop: &CancellationToken) {
         let poll = if self.wakeups.listening.load(std::sync::atomic::Ordering::Relaxed) {
@@ -320,10 +333,9 @@ impl Claimer {
         } else {
             self.policy.poll_interval
         };
-        let now = self.clock.now();
-        let soonest = self.held_off.values().map(|until| until.since(now)).min();
-        let pause = soonest.map_or(poll, |soonest| soonest.min(poll));
-        let pause = pause.max(Duration::from_millis(1)).mul_f64(rand::rng().random_range(0.9..1.1));
+        let pause = self.until_due().await.map_or(poll, |due| due.min(poll));
+        // A little late rather than a little early: early finds nothing and asks again.
+        let pause = pause.max(Duration::from_millis(1)).mul_f64(rand::rng().random_range(1.0..1.1));
         let wakeups = Arc::clone(&self.wakeups);
         tokio::select! {
             () = stop.cancelled() => return,

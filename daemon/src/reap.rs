@@ -10,7 +10,7 @@ use tracing::{Instrument, debug, info, warn};
 
 use crate::clock::Clock;
 use crate::model::{BatchId, QueueName};
-use crate::store::{Database, FlightError, ReapPolicy, Reaped, StoreError};
+use crate::store::{Database, Event, FlightError, ReapPolicy, Reaped, StoreError};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition};
 use crate::telemetry::trace;
@@ -136,6 +136,8 @@ impl Reaper {
             let span = trace::recover_span(&queue);
             trace::item_count(&span, taken.len());
             self.note(&queue, &taken).instrument(span).await;
+            // Only a hint: without it the other workers find out by polling.
+            drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }
         recovered();
         Ok(())

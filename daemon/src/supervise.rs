@@ -283,7 +283,7 @@ impl Worker {
             Arc::clone(&self.parts.metrics),
             Arc::clone(&self.wakeups),
             self.id,
-            self.parts.queues.clone(),
+            &self.parts.queues,
             ClaimPolicy {
                 ttl: settings.lease.ttl,
                 most: usize::from(settings.worker.claim_max),

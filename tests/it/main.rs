@@ -5,6 +5,7 @@ mod command_executor;
 mod databases;
 mod embedded;
 mod health;
+mod layering;
 mod metrics;
 mod support;
 mod telemetry;

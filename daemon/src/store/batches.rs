@@ -135,6 +135,16 @@ impl Database {
             .collect())
     }
 
+    /// How long until an item or a batch of these queues that waits for its time may be claimed.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn next_due(&self, queues: &[String]) -> Result<Option<Duration>, StoreError> {
+        let rows = self.query(statements::NEXT_DUE, &[(&queues, Type::TEXT_ARRAY)]).await?;
+        let seconds = rows.first().and_then(|row| row.get::<_, Option<f64>>(0));
+        Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()))
+    }
+
     /// What a worker has to know of a batch; none when it is gone.
     ///
     /// # Errors

@@ -53,6 +53,8 @@ statements! {
     INSERT_BATCH = "insert_batch";
     /// Keys and inputs of claimed positions, read after the claim's commit (L3).
     ITEM_INPUTS = "item_inputs";
+    /// Seconds until an item or a batch of some queues that waits for its time may be claimed.
+    NEXT_DUE = "next_due";
     /// A page of items from a position on, each with its derived status.
     ITEMS_PAGE = "items_page";
     /// A page of items of one status from a position on.
