@@ -321,8 +321,6 @@ impl Claimer {
             return held_off;
         }
         let due = self.database.next_due(&self.queue_names).await.ok().flatten();
-        // What is due already was just asked for; it is not asked for in a hurry.
-        let due = due.map(|due| due.max(Duration::from_millis(20)));
         held_off.into_iter().chain(due).min()
     }
 

@@ -1,4 +1,4 @@
--- next_due: seconds until an item or a batch of some queues that waits for its time may be claimed; null when none does.
+-- next_due: seconds until the next item or batch of some queues that waits for its time may be claimed; null when none does.
 -- locks: none   fence: none   rows: 1
 SELECT extract(epoch FROM min(t.due) - clock_timestamp())::double precision
   FROM holdfast.batches b
@@ -7,8 +7,6 @@ SELECT extract(epoch FROM min(t.due) - clock_timestamp())::double precision
                    ELSE (SELECT w.ready_at
                            FROM holdfast.waiting w
                           WHERE w.batch_id = b.id AND NOT w.recheck
-                            AND w.ready_at >= (SELECT p.retry_floor FROM holdfast.progress p
-                                                WHERE p.batch_id = b.id
-                                                ORDER BY p.seq DESC LIMIT 1)
+                            AND w.ready_at > clock_timestamp()
                           ORDER BY w.ready_at LIMIT 1) END AS due) t
  WHERE b.finished_at IS NULL AND b.control = 'open' AND b.queue = ANY ($1)
