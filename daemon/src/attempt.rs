@@ -116,13 +116,7 @@ impl Attempts {
                 unstarted(&*self.clock, hold.history())
             }
         };
-        self.finisher.submit(Finished {
-            hold,
-            settlement,
-            queue: batch.queue.clone(),
-            slot,
-            span,
-        });
+        self.finisher.submit(Finished { hold, settlement, queue: batch.queue.clone(), slot, span });
     }
 
     async fn execute(
