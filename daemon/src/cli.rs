@@ -1,10 +1,20 @@
 //! The commands people type, and their output.
 
+mod config;
 mod context;
+mod control;
 mod dev;
 mod exit;
+mod export;
+mod items;
+mod migrate;
 mod output;
+mod retry;
+mod show;
+mod submit;
+mod watch;
 mod worker;
+mod workers;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -37,9 +47,16 @@ pub struct Global {
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 done; 1 ended with failed items; 2 usage; 65 bad input; \
-                  66 unreadable input; 69 schema not supported; 70 internal error; 73 conflict; \
-                  74 output failed; 75 database unreachable; 77 denied; 78 configuration."
+    after_help = "\
+Exit codes: 0 done; 1 ended with failed items; 2 usage; 65 bad input; 66 unreadable input; 69 schema
+not supported; 70 internal error; 73 conflict; 74 output failed; 75 database unreachable; 77 denied;
+78 configuration; 130 interrupted; 141 the reader of the output went away.
+
+Examples:
+  holdfast migrate up
+  holdfast worker
+  holdfast submit items.jsonl --queue review --watch
+  holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --output results.jsonl"
 )]
 struct Arguments {
     #[command(flatten)]
@@ -54,6 +71,20 @@ enum Command {
     Worker(worker::WorkerArguments),
     /// Run everything on a private database.
     Dev(dev::DevArguments),
+    Submit(submit::SubmitArguments),
+    Watch(watch::WatchArguments),
+    Show(show::ShowArguments),
+    Batches(show::BatchesArguments),
+    Items(items::ItemsArguments),
+    Item(items::ItemArguments),
+    Export(export::ExportArguments),
+    Pause(control::PauseArguments),
+    Resume(control::ResumeArguments),
+    Cancel(control::CancelArguments),
+    Retry(retry::RetryArguments),
+    Workers(workers::WorkersArguments),
+    Migrate(migrate::MigrateArguments),
+    Config(config::ConfigArguments),
 }
 
 /// Parses the arguments, runs the command, and answers the exit code.
@@ -82,5 +113,41 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
     match arguments.command {
         Command::Worker(arguments) => worker::run(global, arguments),
         Command::Dev(arguments) => dev::run(global, &arguments),
+        Command::Submit(arguments) => submit::run(global, &arguments),
+        Command::Watch(arguments) => watch::run(global, &arguments),
+        Command::Show(arguments) => show::run_show(global, &arguments),
+        Command::Batches(arguments) => show::run_batches(global, &arguments),
+        Command::Items(arguments) => items::run_items(global, &arguments),
+        Command::Item(arguments) => items::run_item(global, &arguments),
+        Command::Export(arguments) => export::run(global, &arguments),
+        Command::Pause(arguments) => control::run_pause(global, &arguments),
+        Command::Resume(arguments) => control::run_resume(global, &arguments),
+        Command::Cancel(arguments) => control::run_cancel(global, &arguments),
+        Command::Retry(arguments) => retry::run(global, &arguments),
+        Command::Workers(arguments) => workers::run(global, &arguments),
+        Command::Migrate(arguments) => migrate::run(global, &arguments),
+        Command::Config(arguments) => config::run(global, &arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Arguments;
+
+    #[test]
+    fn every_help_has_examples() {
+        fn look(command: &clap::Command) {
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("Examples:\n"), "{}", command.get_name());
+            command.get_subcommands().for_each(look);
+        }
+        look(&Arguments::command());
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
     }
 }

@@ -21,7 +21,7 @@ pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
 pub use connect::{Database, DatabaseOptions};
 pub use error::StoreError;
 pub use flight::FlightError;
-pub use items::{ExportRow, ItemInput, ItemRow};
+pub use items::{AttemptRow, ExportPage, ExportRange, ExportRow, ItemInput, ItemRow};
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,

@@ -1,10 +1,12 @@
-//! Admission of a batch, up to the database: read, validate, digest, spool.
+//! Admission of a batch: read, validate, digest, spool, and store.
 //!
 //! Everything is looked at before anything is stored. [`read_items`] goes through the input once,
 //! in constant memory (24 bytes an item, to find repeated keys, beside one line), writes what is
 //! valid to an unnamed temporary file, and either returns that file ([`Spooled`]) or a [`Report`]
 //! of every line that is wrong. So a slow or broken upload holds no transaction, and one bad line
 //! creates nothing. [`NewBatch::validate`] does the same for what belongs to the batch as a whole.
+//! [`Submission`] puts all of it together, for every way in: [`Submission::read`] ends with a batch
+//! that is valid as a whole, [`Admitted::store`] stores it in one transaction.
 //!
 //! # What is accepted
 //!
@@ -24,6 +26,7 @@
 //! (`PostgreSQL` text and program arguments cannot carry it) or a lone surrogate (which is no
 //! character), not even escaped. Sizes are bounded by [`SubmitLimits`].
 
+mod admit;
 mod batch;
 mod keys;
 mod reader;
@@ -31,6 +34,7 @@ mod report;
 mod spool;
 mod validate;
 
+pub use admit::{Admitted, Submission};
 pub use batch::NewBatch;
 pub use reader::{Form, Progress, SubmitError, SubmitLimits, read_items};
 pub use report::{Problem, Report};

@@ -2,10 +2,15 @@
 
 use std::future::Future;
 
+use clap::Args;
+use futures::StreamExt;
+use signal_hook_tokio::Signals;
+
 use super::Global;
 use super::exit::{CliError, Exit};
 use crate::config::{Settings, Sources};
-use crate::store::{Database, migrate};
+use crate::model::BatchId;
+use crate::store::{BatchRow, Database, migrate};
 use crate::supervise::database_options;
 
 /// The settings from all layers, with the flags that every command takes.
@@ -41,4 +46,70 @@ pub(super) async fn connect(settings: &Settings) -> Result<Database, CliError> {
     let database = Database::new(database_options(settings, "holdfast")?)?;
     migrate::check(&database).await?;
     Ok(database)
+}
+
+/// Whose batches a command looks at.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Owner {
+    /// Only what belongs to this owner; anyone's without it.
+    #[arg(long, value_name = "OWNER", env = "HOLDFAST_OWNER")]
+    pub(super) owner: Option<String>,
+}
+
+impl Owner {
+    pub(super) fn name(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+}
+
+/// One batch.
+#[derive(Args, Clone, Debug)]
+pub(super) struct OneBatch {
+    /// The batch's id.
+    #[arg(value_name = "BATCH")]
+    pub(super) batch: BatchId,
+    #[command(flatten)]
+    pub(super) owner: Owner,
+}
+
+impl OneBatch {
+    /// The batch as it is now.
+    pub(super) async fn find(&self, database: &Database) -> Result<BatchRow, CliError> {
+        let found = database.batch(self.batch, self.owner.name()).await?;
+        found.ok_or_else(|| unknown_batch(self.batch))
+    }
+}
+
+/// The same answer for a batch that is not there and for one of another owner.
+pub(super) fn unknown_batch(batch: BatchId) -> CliError {
+    CliError::new(Exit::Denied, format!("no batch {batch}, or not one of this owner"))
+}
+
+/// Who changed something, for the audit log: this user on this machine.
+pub(super) fn actor() -> String {
+    let machine = rustix::system::uname();
+    let user = rustix::process::getuid().as_raw();
+    format!("cli: user {user} on {}", machine.nodename().to_string_lossy())
+}
+
+/// Signals that end a command, so that it can leave things in order.
+pub(super) struct Interrupt(Signals);
+
+impl Interrupt {
+    /// Takes these signals over: from here on they no longer end the process by themselves.
+    pub(super) fn on(signals: &[i32]) -> Result<Self, CliError> {
+        Signals::new(signals)
+            .map(Self)
+            .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))
+    }
+
+    /// Waits for one of them.
+    ///
+    /// # Cancel safety
+    /// Safe: a later call sees it.
+    pub(super) async fn wait(&mut self) {
+        if self.0.next().await.is_none() {
+            std::future::pending().await
+        }
+    }
 }

@@ -85,6 +85,12 @@ impl BatchRow {
     pub const fn is_finished(&self) -> bool {
         self.finished_at.is_some()
     }
+
+    /// Whether it was cancelled: an item without an outcome has ended then.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.state == "cancelled"
+    }
 }
 
 /// Which batches a list shows.

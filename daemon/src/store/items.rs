@@ -51,7 +51,62 @@ pub struct ItemRow {
     pub stop_reason: Option<String>,
 }
 
-/// One item with its outcome, as exported.
+/// An attempt of an item that did not end in its outcome, as shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct AttemptRow {
+    /// Its number, from 1; one that was not charged leaves its number to the next.
+    pub attempt: i32,
+    /// The token of the lease it ran under, as text.
+    pub token: String,
+    /// The worker that ran it.
+    pub worker_id: WorkerId,
+    /// When its execution began; none when it never did.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub started_at: Option<OffsetDateTime>,
+    /// When it ended.
+    #[serde(with = "time::serde::rfc3339")]
+    pub ended_at: OffsetDateTime,
+    /// How it ended: a word of [`AttemptEnding`](crate::model::AttemptEnding).
+    pub ending: String,
+    /// Whether it counts against the batch's attempts.
+    pub charged: bool,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// The named reason it ended.
+    pub stop_reason: Option<String>,
+    /// The exit status of a command.
+    pub exit_status: Option<i32>,
+    /// The signal that ended a command.
+    pub signal: Option<i32>,
+}
+
+/// Which ended items an export reads.
+#[derive(Clone, Debug)]
+pub struct ExportRange {
+    /// Of this batch.
+    pub batch: BatchId,
+    /// Whether it is cancelled: an item without an outcome has ended then.
+    pub cancelled: bool,
+    /// Of these statuses; only the three last ones of [`ItemStatus::ALL`] occur.
+    pub statuses: Vec<ItemStatus>,
+    /// From this position on.
+    pub from: Position,
+    /// Over this many positions, at most.
+    pub positions: i32,
+    /// Up to about this many bytes; the row that passes it is the last.
+    pub bytes: i64,
+}
+
+/// A page of an export.
+#[derive(Clone, Debug)]
+pub struct ExportPage {
+    /// The ended items, in position order.
+    pub rows: Vec<ExportRow>,
+    /// Where the next page begins.
+    pub next: Position,
+}
+
+/// One ended item, as exported.
 #[derive(Clone, Debug)]
 pub struct ExportRow {
     /// Its position.
@@ -60,9 +115,9 @@ pub struct ExportRow {
     pub key: String,
     /// Its acceptance criteria, JSON text.
     pub criteria_json: Option<String>,
-    /// `succeeded` or `failed`; none without an outcome.
-    pub status: Option<String>,
-    /// The attempt it ended with.
+    /// How it ended.
+    pub status: ItemStatus,
+    /// The attempt it ended with; none without an outcome.
     pub attempt: Option<i32>,
     /// Its result, JSON text without line breaks.
     pub result_json: Option<String>,
@@ -159,50 +214,99 @@ impl Database {
         Ok(rows.first().map(|row| Position::new(row.get(0))))
     }
 
-    /// Items with their outcomes over `count` positions from `from` on.
+    /// The attempts of an item that did not end in its outcome, oldest first.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn export_page(
+    pub async fn attempts_of_item(
         &self,
         batch: BatchId,
-        from: Position,
-        count: i32,
-    ) -> Result<Vec<ExportRow>, StoreError> {
+        position: Position,
+    ) -> Result<Vec<AttemptRow>, StoreError> {
+        let rows = self
+            .query(
+                statements::ATTEMPTS_OF_ITEM,
+                &[(&batch.uuid(), Type::UUID), (&position.get(), Type::INT4)],
+            )
+            .await?;
+        Ok(rows.iter().map(attempt_row).collect())
+    }
+
+    /// A page of ended items with their outcomes.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn export_page(&self, range: &ExportRange) -> Result<ExportPage, StoreError> {
+        let statuses: Vec<&str> = range.statuses.iter().map(|status| status.as_str()).collect();
+        let without_outcome = range.cancelled.then_some(ItemStatus::Cancelled.as_str());
+        let from = range.from.get();
+        let positions = range.positions.min(i32::MAX - from);
         let rows = self
             .query(
                 statements::EXPORT_PAGE,
-                &[(&batch.uuid(), Type::UUID), (&from.get(), Type::INT4), (&count, Type::INT4)],
+                &[
+                    (&range.batch.uuid(), Type::UUID),
+                    (&from, Type::INT4),
+                    (&positions, Type::INT4),
+                    (&range.bytes, Type::INT8),
+                    (&statuses, Type::TEXT_ARRAY),
+                    (&without_outcome, Type::TEXT),
+                ],
             )
             .await?;
-        Ok(rows
-            .iter()
-            .map(|row| ExportRow {
-                position: Position::new(row.get(0)),
-                key: row.get(1),
-                criteria_json: row.get(2),
-                status: row.get(3),
-                attempt: row.get(4),
-                result_json: row.get(5),
-                result_truncated: row.get(6),
-                result_size: row.get(7),
-                error: row.get(8),
-                stop_reason: row.get(9),
-                started_at: row.get(10),
-                finished_at: row.get(11),
-            })
-            .collect())
+        // The server stops at the row that passes the bytes, if there is one.
+        let bytes: i64 = rows.iter().map(|row| row.get::<_, i64>(12)).sum();
+        let rows: Vec<ExportRow> = rows.iter().map(export_row).collect();
+        let next = match rows.last() {
+            Some(last) if bytes >= range.bytes => last.position.get() + 1,
+            Some(_) | None => from + positions,
+        };
+        Ok(ExportPage { rows, next: Position::new(next) })
     }
+}
+
+fn export_row(row: &Row) -> ExportRow {
+    ExportRow {
+        position: Position::new(row.get(0)),
+        key: row.get(1),
+        criteria_json: row.get(2),
+        status: status_of(row.get(3)),
+        attempt: row.get(4),
+        result_json: row.get(5),
+        result_truncated: row.get(6),
+        result_size: row.get(7),
+        error: row.get(8),
+        stop_reason: row.get(9),
+        started_at: row.get(10),
+        finished_at: row.get(11),
+    }
+}
+
+fn attempt_row(row: &Row) -> AttemptRow {
+    AttemptRow {
+        attempt: row.get("attempt"),
+        token: row.get::<_, i64>("token").to_string(),
+        worker_id: WorkerId::from_uuid(row.get("worker_id")),
+        started_at: row.get("started_at"),
+        ended_at: row.get("ended_at"),
+        ending: row.get("ending"),
+        charged: row.get("charged"),
+        error: row.get("error"),
+        stop_reason: row.get("stop_reason"),
+        exit_status: row.get("exit_status"),
+        signal: row.get("signal"),
+    }
+}
+
+fn status_of(word: &str) -> ItemStatus {
+    word.parse().expect("the database derives the statuses of ItemStatus, and a test compares them")
 }
 
 fn item_row(row: &Row) -> ItemRow {
     ItemRow {
         position: Position::new(row.get("item_position")),
         key: row.get("key"),
-        status: row
-            .get::<_, &str>("status")
-            .parse()
-            .expect("items_at derives the statuses of ItemStatus, and a test compares them"),
+        status: status_of(row.get("status")),
         attempt: row.get("attempt"),
         ready_at: row.get("ready_at"),
         worker_id: row.get::<_, Option<_>>("worker_id").map(WorkerId::from_uuid),

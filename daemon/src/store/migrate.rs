@@ -103,7 +103,8 @@ pub async fn down(url: &str, to: i64) -> Result<Vec<MigrationStatus>, SchemaErro
     Ok(done)
 }
 
-/// Every migration this program knows, and whether the database has it.
+/// Every migration this program knows, and whether the database has it; then those the database has
+/// from a newer program, of which only the version is known.
 ///
 /// # Errors
 /// See [`SchemaError`].
@@ -121,7 +122,13 @@ pub async fn status(url: &str) -> Result<Vec<MigrationStatus>, SchemaError> {
     };
     connection.close().await.map_err(SchemaError::Unreachable)?;
     let ups = MIGRATIONS.iter().filter(|m| m.migration_type.is_up_migration());
-    Ok(ups.map(|m| status_of(m, applied.iter().any(|a| a.version == m.version))).collect())
+    let known = ups.map(|m| status_of(m, applied.iter().any(|a| a.version == m.version)));
+    let newer = applied.iter().filter(|a| a.version > newest()).map(|a| MigrationStatus {
+        version: a.version,
+        name: "of a newer holdfast".to_owned(),
+        applied: true,
+    });
+    Ok(known.chain(newer).collect())
 }
 
 /// Refuses a schema outside the range this program works with, naming the command that helps.

@@ -41,7 +41,7 @@ statements! {
     EXHAUSTED_BATCHES = "exhausted_batches";
     /// Batches with a lease past its expiry, whatever its worker does (full sweep).
     EXPIRED_BATCHES = "expired_batches";
-    /// Items with their outcomes over a range of positions; the status is null where there is no outcome.
+    /// Ended items of some statuses over a range of positions, with their outcomes; as many as fit, at least one.
     EXPORT_PAGE = "export_page";
     /// A new batch's first counts.
     FIRST_PROGRESS = "first_progress";

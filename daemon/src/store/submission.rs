@@ -73,8 +73,8 @@ impl Stored {
     }
 }
 
-/// Why a submission was not stored. Nothing of it exists then, except after [`StoreError`]s of a
-/// lost connection: repeat it under its submission key.
+/// Why a submission was not stored. Nothing of it exists then, but perhaps after
+/// [`SubmissionError::Unknown`].
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
     /// The key was used for another content.
@@ -86,6 +86,18 @@ pub enum SubmissionError {
     /// The items could not be read back from the spool.
     #[error("read the spooled items")]
     Spool(#[source] std::io::Error),
+    /// The answer to the commit never came.
+    #[error(
+        "the answer to the commit never came, so it is not known whether batch {batch} is stored; \
+         `holdfast show {batch}` tells, and a repeat under the same submission key is safe"
+    )]
+    Unknown {
+        /// The batch it would be.
+        batch: BatchId,
+        /// What came instead.
+        #[source]
+        source: StoreError,
+    },
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -149,8 +161,13 @@ impl Database {
         let inserted = insert(client.client(), record, items, &mut stored).await;
         match inserted {
             Ok(true) => {
-                client.batch_execute("COMMIT").await.map_err(StoreError::from_driver)?;
-                Ok(Stored::Created(record.id))
+                match client.batch_execute("COMMIT").await.map_err(StoreError::from_driver) {
+                    Ok(()) => Ok(Stored::Created(record.id)),
+                    Err(source) if source.is_outage() => {
+                        Err(SubmissionError::Unknown { batch: record.id, source })
+                    }
+                    Err(refused) => Err(refused.into()),
+                }
             }
             Ok(false) => {
                 client.batch_execute("ROLLBACK").await.map_err(StoreError::from_driver)?;

@@ -1,5 +1,6 @@
 //! Worker rows.
 
+use serde::Serialize;
 use time::OffsetDateTime;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -8,7 +9,7 @@ use super::{Database, StoreError, statements};
 use crate::model::WorkerId;
 
 /// One worker process, as its row says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct WorkerRow {
     /// New at every start.
     pub id: WorkerId,
@@ -29,8 +30,10 @@ pub struct WorkerRow {
     /// Executions at the last heartbeat.
     pub executing: i32,
     /// When it started, by the database clock.
+    #[serde(with = "time::serde::rfc3339")]
     pub started_at: OffsetDateTime,
     /// Its last heartbeat, by the database clock.
+    #[serde(with = "time::serde::rfc3339")]
     pub heartbeat_at: OffsetDateTime,
     /// Whether that is longer ago than its lease.
     pub silent: bool,

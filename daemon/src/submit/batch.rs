@@ -3,15 +3,14 @@ use std::ops::RangeInclusive;
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
+use crate::config::Limits;
 use crate::model::QueueName;
 use crate::submit::report::Problem;
 use crate::submit::validate::{chars_rule, key_rule};
 
 const CAPS: RangeInclusive<i32> = 1..=1_000_000;
-const ATTEMPTS: RangeInclusive<i32> = 1..=100;
 const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
-const TITLE_CHARS: usize = 256;
 const SUBMISSION_KEY_CHARS: usize = 512;
 const NAME_CHARS: usize = 128;
 
@@ -23,7 +22,7 @@ pub struct NewBatch {
     pub owner: String,
     /// The lane whose executor runs the items.
     pub queue: QueueName,
-    /// For people: 1 to 256 characters, no control characters.
+    /// For people: 1 to `limits.title_chars` characters (default 256), no control characters.
     pub title: Option<String>,
     /// Under which a repeated submission returns the first batch: 1 to 512 characters, no control
     /// character below U+0020 but the tab.
@@ -35,7 +34,7 @@ pub struct NewBatch {
     pub max_running: Option<i32>,
     /// How many items may be waiting or held at once: 1 to 1,000,000.
     pub max_live: Option<i32>,
-    /// How many charged attempts an item gets: 1 to 100.
+    /// How many charged attempts an item gets: 1 to `limits.max_attempts` (default 100).
     pub max_attempts: Option<i32>,
     /// How many items may be checking before claims are held back: 1 to 1,000,000.
     pub max_checking: Option<i32>,
@@ -68,10 +67,11 @@ impl NewBatch {
     ///
     /// # Errors
     /// One problem for each parameter out of its range, which names it.
-    pub fn validate(&self) -> Result<(), Vec<Problem>> {
+    pub fn validate(&self, limits: &Limits) -> Result<(), Vec<Problem>> {
+        let attempts = 1..=i32::from(limits.max_attempts);
         let rules = [
             ("owner", name_rule(&self.owner, "._-@")),
-            ("title", optional(self.title.as_deref(), title_rule)),
+            ("title", optional(self.title.as_deref(), |title| title_rule(title, limits))),
             (
                 "submission_key",
                 optional(self.submission_key.as_deref(), |key| key_rule(key, SUBMISSION_KEY_CHARS)),
@@ -79,7 +79,7 @@ impl NewBatch {
             ("thread", optional(self.thread.as_deref(), |thread| name_rule(thread, "._-"))),
             ("max_running", optional(self.max_running, |cap| range_rule(cap, CAPS))),
             ("max_live", optional(self.max_live, |cap| range_rule(cap, CAPS))),
-            ("max_attempts", optional(self.max_attempts, |count| range_rule(count, ATTEMPTS))),
+            ("max_attempts", optional(self.max_attempts, |count| range_rule(count, attempts))),
             ("max_checking", optional(self.max_checking, |cap| range_rule(cap, CAPS))),
             ("priority", range_rule(self.priority.into(), PRIORITIES)),
         ];
@@ -95,14 +95,14 @@ fn optional<T>(value: Option<T>, rule: impl FnOnce(T) -> Result<(), String>) -> 
     value.map_or(Ok(()), rule)
 }
 
-fn title_rule(title: &str) -> Result<(), String> {
+fn title_rule(title: &str, limits: &Limits) -> Result<(), String> {
     if title.is_empty() {
         return Err("is empty".to_owned());
     }
     if let Some(control) = title.chars().find(|c| c.is_control()) {
         return Err(format!("holds the control character U+{:04X}", u32::from(control)));
     }
-    chars_rule(title, TITLE_CHARS)
+    chars_rule(title, limits.title_chars)
 }
 
 /// The rule for names of directories: ASCII letters, digits and the characters of `also`.
@@ -130,6 +130,7 @@ fn range_rule(value: i32, range: RangeInclusive<i32>) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Settings;
 
     fn batch() -> NewBatch {
         NewBatch::in_queue("checksum".parse().unwrap())
@@ -138,7 +139,12 @@ mod tests {
     fn refused(change: impl FnOnce(&mut NewBatch)) -> Vec<String> {
         let mut batch = batch();
         change(&mut batch);
-        batch.validate().unwrap_err().iter().map(ToString::to_string).collect()
+        batch
+            .validate(&Settings::defaults().limits)
+            .unwrap_err()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -168,7 +174,7 @@ mod tests {
             ..batch()
         };
         for batch in [batch(), smallest, largest] {
-            assert_eq!(batch.validate(), Ok(()));
+            assert_eq!(batch.validate(&Settings::defaults().limits), Ok(()));
         }
     }
 
@@ -213,5 +219,19 @@ mod tests {
                 "\"priority\": is -101; it must be -100 to 100",
             ]
         );
+    }
+
+    #[test]
+    fn configured_limits_hold() {
+        let mut limits = Settings::defaults().limits;
+        limits.max_attempts = 5;
+        limits.title_chars = 3;
+        let batch = |title: &str, attempts| NewBatch {
+            title: Some(title.to_owned()),
+            max_attempts: Some(attempts),
+            ..batch()
+        };
+        assert_eq!(batch("abc", 5).validate(&limits), Ok(()));
+        assert_eq!(batch("abcd", 6).validate(&limits).unwrap_err().len(), 2);
     }
 }

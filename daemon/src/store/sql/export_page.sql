@@ -1,9 +1,20 @@
--- export_page: items with their outcomes over a range of positions; the status is null where there is no outcome.
+-- export_page: ended items of some statuses over a range of positions, with their outcomes; as many as fit, at least one.
 -- locks: none   fence: none   rows: at most $3
-SELECT i.position, i.key, i.acceptance_criteria::text, o.status, o.attempt, o.result::text,
-       coalesce(o.result_truncated, false), coalesce(o.result_size, 0), o.error, o.stop_reason,
-       o.started_at, o.finished_at
-  FROM holdfast.items i
-  LEFT JOIN holdfast.outcomes o ON o.batch_id = i.batch_id AND o.position = i.position
- WHERE i.batch_id = $1 AND i.position >= $2 AND i.position < $2 + $3
- ORDER BY i.position
+--
+-- $4: bytes to fit in. $6: what an item without an outcome is: cancelled in a cancelled batch, else null. Results
+-- are cut off by their recorded size, so that those left out are never read.
+SELECT p.position, p.key, p.acceptance_criteria::text, p.status, p.attempt, p.result::text,
+       p.result_truncated, p.result_size, p.error, p.stop_reason, p.started_at, p.finished_at, p.size
+  FROM (SELECT i.position, i.key, i.acceptance_criteria, coalesce(o.status, $6) AS status, o.attempt,
+               o.result, coalesce(o.result_truncated, false) AS result_truncated,
+               coalesce(o.result_size, 0) AS result_size, o.error, o.stop_reason, o.started_at,
+               o.finished_at, s.size, sum(s.size) OVER (ORDER BY i.position) AS reached
+          FROM holdfast.items i
+          LEFT JOIN holdfast.outcomes o ON o.batch_id = i.batch_id AND o.position = i.position
+         CROSS JOIN LATERAL (
+               SELECT 500 + octet_length(i.key) + coalesce(pg_column_size(i.acceptance_criteria), 0)
+                      + coalesce(o.result_size, 0) + coalesce(octet_length(o.error), 0) AS size) s
+         WHERE i.batch_id = $1 AND i.position >= $2 AND i.position < $2 + $3
+           AND coalesce(o.status, $6) = ANY ($5)) p
+ WHERE p.reached - p.size < $4
+ ORDER BY p.position
