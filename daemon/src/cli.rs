@@ -10,6 +10,7 @@ mod items;
 mod migrate;
 mod output;
 mod retry;
+mod run;
 mod show;
 mod submit;
 mod watch;
@@ -71,6 +72,8 @@ enum Command {
     Worker(worker::WorkerArguments),
     /// Run everything on a private database.
     Dev(dev::DevArguments),
+    /// Run a command on each item of a file, on this machine.
+    Run(run::RunArguments),
     Submit(submit::SubmitArguments),
     Watch(watch::WatchArguments),
     Show(show::ShowArguments),
@@ -113,6 +116,7 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
     match arguments.command {
         Command::Worker(arguments) => worker::run(global, arguments),
         Command::Dev(arguments) => dev::run(global, &arguments),
+        Command::Run(arguments) => run::run(global, &arguments),
         Command::Submit(arguments) => submit::run(global, &arguments),
         Command::Watch(arguments) => watch::run(global, &arguments),
         Command::Show(arguments) => show::run_show(global, &arguments),

@@ -441,6 +441,7 @@ impl Worker {
             let (leases, items) = self.leases.size();
             info!(leases, items, ?grace, "draining: claiming nothing more");
             tokio::select! {
+                biased;
                 () = self.running.wait() => {}
                 _ = wait_for(stop, StopRequest::Cancel) => {}
                 () = self.until(grace) => warn!("the drain's grace is over"),
@@ -478,8 +479,10 @@ impl Worker {
 
 /// Waits until at least `request` is asked for, and answers what is.
 async fn wait_for(stop: &mut watch::Receiver<StopRequest>, request: StopRequest) -> StopRequest {
-    match stop.wait_for(|asked| *asked >= request).await {
-        Ok(asked) => *asked,
+    // The answer borrows from the channel: it must not be held over an await.
+    let asked = stop.wait_for(|asked| *asked >= request).await.map(|asked| *asked);
+    match asked {
+        Ok(asked) => asked,
         // Whoever could ask is gone: wind down in order.
         Err(_) if request <= StopRequest::Cancel => StopRequest::Cancel,
         Err(_) => std::future::pending().await,

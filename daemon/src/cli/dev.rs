@@ -1,6 +1,6 @@
 //! `holdfast dev`: everything on a private database, for a first look and for demos.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::Global;
 use super::context::{block_on, sources};
 use super::exit::{CliError, Exit};
-use super::output::{print_json, print_line};
+use super::output::{print_json, print_line, remark};
 use super::worker::serve;
 use crate::config::Settings;
 use crate::embedded::{self, DataDir, EmbeddedError, EmbeddedOptions, EmbeddedPostgres};
@@ -47,7 +47,7 @@ pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Exit, Cli
     // The server outlives the runtime, so that the worker can hand in to its end.
     let server = match &global.database_url {
         Some(_) => None,
-        None => Some(start_server(arguments)?),
+        None => Some(start_server(data(arguments)?, arguments.pg_bin.as_deref())?),
     };
     let mut sources = sources(global);
     if let Some(server) = &server {
@@ -59,16 +59,26 @@ pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Exit, Cli
     ended
 }
 
-fn start_server(arguments: &DevArguments) -> Result<EmbeddedPostgres, CliError> {
-    let data = if arguments.ephemeral {
-        DataDir::Ephemeral
-    } else {
-        let state = || embedded::default_state_dir().map(|state| state.join("dev"));
-        DataDir::State(arguments.data.clone().map_or_else(state, Ok)?)
-    };
-    let options =
-        EmbeddedOptions { pg_bin: arguments.pg_bin.clone(), ..EmbeddedOptions::new(data) };
-    Ok(EmbeddedPostgres::start(&options)?)
+fn data(arguments: &DevArguments) -> Result<DataDir, CliError> {
+    if arguments.ephemeral {
+        return Ok(DataDir::Ephemeral);
+    }
+    let state = || embedded::default_state_dir().map(|state| state.join("dev"));
+    Ok(DataDir::State(arguments.data.clone().map_or_else(state, Ok)?))
+}
+
+/// Starts a private server, and says so where that is not quite expected.
+pub(super) fn start_server(
+    data: DataDir,
+    pg_bin: Option<&Path>,
+) -> Result<EmbeddedPostgres, CliError> {
+    let pg_bin = pg_bin.map(Path::to_owned);
+    let server =
+        EmbeddedPostgres::start(&EmbeddedOptions { pg_bin, ..EmbeddedOptions::new(data) })?;
+    if let Some(account) = server.account() {
+        remark(&format!("PostgreSQL refuses to run as root: it runs as {account}"));
+    }
+    Ok(server)
 }
 
 async fn develop(settings: Arc<Settings>, no_worker: bool, json: bool) -> Result<Exit, CliError> {

@@ -107,7 +107,7 @@ fn report(
 }
 
 /// Blocks on the writes: this is the main thread, and connections are served by others.
-async fn to_stdout(export: &mut Export) -> Result<(), CliError> {
+pub(super) async fn to_stdout(export: &mut Export) -> Result<(), CliError> {
     let mut out = io::stdout();
     while let Some(lines) = export.next_lines().await? {
         out.write_all(&lines).map_err(output_error)?;
@@ -117,7 +117,11 @@ async fn to_stdout(export: &mut Export) -> Result<(), CliError> {
 
 /// Writes beside the file and renames when all is there. Whatever ends it early, an interrupt
 /// included, removes what was written.
-async fn to_file(export: &mut Export, file: &Path, bar: &ProgressBar) -> Result<(), CliError> {
+pub(super) async fn to_file(
+    export: &mut Export,
+    file: &Path,
+    bar: &ProgressBar,
+) -> Result<(), CliError> {
     let failed =
         |error: io::Error| CliError::new(Exit::Output, format!("{}: {error}", file.display()));
     let mut interrupt = Interrupt::on(&[SIGINT, SIGTERM, SIGHUP])?;

@@ -115,7 +115,7 @@ pub(super) fn run(global: &Global, arguments: &SubmitArguments) -> Result<Exit, 
 }
 
 /// What is out of range can only have come from a flag.
-fn wrong_flags(problems: &[Problem]) -> CliError {
+pub(super) fn wrong_flags(problems: &[Problem]) -> CliError {
     let wrong: Vec<String> = problems
         .iter()
         .map(|problem| {
@@ -153,7 +153,8 @@ async fn submit(
     Ok(Exit::Done)
 }
 
-async fn read(
+/// Reads and validates a whole input.
+pub(super) async fn read(
     submission: Submission,
     input: Input,
     settings: &Arc<Settings>,
@@ -177,7 +178,12 @@ async fn read(
     }
 }
 
-async fn store(admitted: Admitted, database: &Database, json: bool) -> Result<Stored, CliError> {
+/// Stores what was read.
+pub(super) async fn store(
+    admitted: Admitted,
+    database: &Database,
+    json: bool,
+) -> Result<Stored, CliError> {
     let items = u64::from(admitted.record().item_count.unsigned_abs());
     let bar = progress_bar(
         json,
@@ -211,7 +217,7 @@ fn print_stored(queue: &QueueName, items: i32, stored: Stored, json: bool) -> Re
 }
 
 /// Where the items come from.
-struct Input {
+pub(super) struct Input {
     name: String,
     reader: Box<dyn Read + Send>,
     /// Of a regular file.
@@ -219,7 +225,7 @@ struct Input {
 }
 
 impl Input {
-    fn open(file: &Path) -> Result<Self, CliError> {
+    pub(super) fn open(file: &Path) -> Result<Self, CliError> {
         if file.as_os_str() == "-" {
             let stdin = io::stdin();
             if stdin.is_terminal() {

@@ -74,7 +74,8 @@ pub(super) async fn follow(
     }
 }
 
-async fn to_the_end(
+/// Shows a batch until it has ended.
+pub(super) async fn to_the_end(
     database: &Database,
     batch: BatchId,
     owner: Option<&str>,
@@ -112,12 +113,17 @@ fn summary(batch: &BatchRow, json: bool) -> Result<Exit, CliError> {
         parts.extend((cancelled > 0).then(|| format!("{} cancelled", count(cancelled))));
         print_line(&format!("batch {} {end}: {}", batch.id, parts.join(", ")))?;
     }
-    let all_well = failed == 0 && !batch.is_cancelled();
-    Ok(if all_well { Exit::Done } else { Exit::FailedItems })
+    Ok(exit_of(batch))
+}
+
+/// How a batch that has ended ends the command that waited for it.
+pub(super) const fn exit_of(batch: &BatchRow) -> Exit {
+    let all_well = batch.counts.failed == 0 && batch.counts.cancelled == 0;
+    if all_well { Exit::Done } else { Exit::FailedItems }
 }
 
 /// What is seen of a batch while it is followed.
-struct Display {
+pub(super) struct Display {
     json: bool,
     bar: Option<ProgressBar>,
     clock: SystemClock,
@@ -140,7 +146,7 @@ struct Look<'a> {
 }
 
 impl Display {
-    fn new(json: bool) -> Self {
+    pub(super) fn new(json: bool) -> Self {
         let at_terminal = !json && io::stderr().is_terminal();
         let bar = at_terminal
             .then(|| progress_bar(json, Some(0), "[{bar:30}] {percent:>3} %  {wide_msg}"));
@@ -218,7 +224,7 @@ impl Display {
         self.away = true;
     }
 
-    fn close(&self) {
+    pub(super) fn close(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -1,0 +1,211 @@
+//! `holdfast run`: a batch on this machine, in one line and without any set-up.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::ProgressBar;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch::channel;
+use tokio::task::JoinSet;
+
+use super::Global;
+use super::context::{block_on, connect, sources};
+use super::dev::start_server;
+use super::exit::{CliError, Exit};
+use super::output::remark;
+use super::submit::{Input, read, store, wrong_flags};
+use super::watch::{Display, to_the_end};
+use super::worker::{executors, init_telemetry};
+use super::{export, watch};
+use crate::clock::{Clock, SystemClock};
+use crate::config::{CommandSpec, QueueSpec, Settings};
+use crate::embedded::{self, DataDir};
+use crate::export::{ENDED, Export};
+use crate::health::{HealthLimits, HealthState};
+use crate::model::QueueName;
+use crate::store::{BatchRow, Database, migrate};
+use crate::submit::{Form, NewBatch, Submission};
+use crate::supervise::signals::StopSignals;
+use crate::supervise::{StopRequest, Worker, WorkerParts};
+use crate::telemetry::{BuildInfo, Metrics};
+
+/// The one queue of a private database.
+const QUEUE: &str = "run";
+
+/// A short lease, since nobody else is there to be slow: an interrupted run goes on soon.
+const LEASE: [(&str, &str); 3] =
+    [("lease.ttl", "10s"), ("lease.kill_grace", "1s"), ("lease.slack", "500ms")];
+
+/// Runs a command on each item of a file, on this machine, and prints the results as JSON lines.
+///
+/// The words after -- are the command; it is started without a shell. {input} in them is the item's
+/// input, {input_file} a file that holds it, {key}, {position} and {attempt} what they say; with
+/// neither of the first two the input comes on standard input. What a command prints is its result.
+/// A failed command is tried again, with backoff.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A private PostgreSQL keeps the state. Without --key it is gone at the end. With --key it is kept in
+the state folder of this user, one folder for each key: started again with the same key, items and
+command, an interrupted run goes on where it was, and one that is complete prints its results again.
+
+Exit codes: 0 all items succeeded; 1 items failed; 65 bad lines; 66 the file cannot be read; 73 the
+--key was used before with other content; 130 interrupted.
+
+Examples:
+  find . -name '*.jpg' | holdfast run --lines -- sha256sum {input}
+  holdfast run items.jsonl --key nightly --slots 8 --output results.jsonl -- ./analyse.py
+  seq 100 | holdfast run --lines -- sh -c 'echo $(($1 * $1))' sh {input}")]
+pub(super) struct RunArguments {
+    /// The items, as `holdfast submit` takes them; - for standard input.
+    #[arg(value_name = "FILE", default_value = "-")]
+    file: PathBuf,
+    /// Take each line as an item, its key and its input.
+    #[arg(long)]
+    lines: bool,
+    /// Keep the state under this key, to go on after an interrupt.
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Commands at once [default: the number of processors].
+    #[arg(long, value_name = "N")]
+    slots: Option<u16>,
+    /// Attempts of an item before it fails.
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<i32>,
+    /// How long one command may take, such as 90s or 2h.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+    /// Write the results to this file when they are complete, instead of to standard output.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The folder of initdb and postgres.
+    #[arg(long, value_name = "DIR", env = embedded::PG_BIN_VARIABLE)]
+    pg_bin: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, CliError> {
+    // Before the server: a wrong flag or a missing file costs nothing.
+    let draft = settings(global, arguments, None)?;
+    let submission = submission(&draft, arguments)?;
+    let input = Input::open(&arguments.file)?;
+    let data = match &arguments.key {
+        None => DataDir::Ephemeral,
+        Some(key) => DataDir::State(embedded::default_state_dir()?.join("run").join(folder(key))),
+    };
+    let server = start_server(data, arguments.pg_bin.as_deref())?;
+    let settings = Arc::new(settings(global, arguments, Some(server.url("postgres")))?);
+    // The server outlives the runtime, so that the worker can hand in to its end.
+    let ended = block_on(all(&settings, submission, input, arguments, global.json));
+    drop(server);
+    ended
+}
+
+/// A folder name for any key.
+fn folder(key: &str) -> String {
+    let digest = Sha256::digest(key);
+    digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn settings(
+    global: &Global,
+    arguments: &RunArguments,
+    url: Option<String>,
+) -> Result<Settings, CliError> {
+    let mut sources = sources(global);
+    for (key, value) in LEASE {
+        sources = sources.with_flag("holdfast run", key, value);
+    }
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let slots = arguments.slots.unwrap_or_else(|| u16::try_from(processors).unwrap_or(u16::MAX));
+    sources = sources
+        .with_flag("--slots", "worker.execution_slots", slots)
+        .with_flag("holdfast run", "health.listen", "")
+        .with_flag("holdfast run", "log.level", "warn");
+    if let Some(url) = url {
+        sources = sources.with_flag("holdfast run", "database.url", url);
+    }
+    Ok(Settings::load(&sources)?)
+}
+
+fn submission(settings: &Settings, arguments: &RunArguments) -> Result<Submission, CliError> {
+    let queue: QueueName = QUEUE.parse().expect("the queue of `holdfast run` has a valid name");
+    let batch = NewBatch {
+        submission_key: arguments.key.clone(),
+        max_attempts: arguments.max_attempts,
+        ..NewBatch::in_queue(queue)
+    };
+    batch.validate(&settings.limits).map_err(|problems| wrong_flags(&problems))?;
+    let spec = CommandSpec {
+        timeout: arguments.timeout,
+        ..CommandSpec::new(arguments.command.clone(), &settings.limits)
+    };
+    let form = if arguments.lines { Form::Lines } else { Form::Jsonl };
+    Ok(Submission::with_spec(batch, form, QueueSpec::Command(spec)))
+}
+
+/// Submits, works, follows, prints.
+async fn all(
+    settings: &Arc<Settings>,
+    submission: Submission,
+    input: Input,
+    arguments: &RunArguments,
+    json: bool,
+) -> Result<Exit, CliError> {
+    migrate::up(settings.database_url()?.expose(), None).await?;
+    let database = connect(settings).await?;
+    let admitted = read(submission, input, settings, json).await?;
+    let batch = store(admitted, &database, json).await?.batch();
+
+    let worker = worker(settings, &database)?;
+    let telemetry = init_telemetry(settings, &worker.id().to_string())?;
+    let (stop, stopped) = channel(StopRequest::Run);
+    let mut working = JoinSet::new();
+    working.spawn(worker.run(stopped));
+    let signals = StopSignals::take()
+        .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;
+    let clock = SystemClock;
+    let mut display = Display::new(false);
+    let ended: Option<BatchRow> = tokio::select! {
+        ended = to_the_end(&database, batch, None, &mut display) => Some(ended?),
+        // Asked to stop, or the worker could not go on.
+        _ = working.join_next() => None,
+        () = signals.forward(&clock, &settings.drain, &stop) => None,
+    };
+    display.close();
+    stop.send_modify(|asked| *asked = (*asked).max(StopRequest::Drain(Duration::ZERO)));
+    while working.join_next().await.is_some() {}
+    telemetry.shutdown().await;
+    let Some(ended) = ended else {
+        remark(match &arguments.key {
+            Some(_) => "interrupted; the same command goes on where it was",
+            None => "interrupted; nothing is kept without --key",
+        });
+        return Ok(Exit::Interrupted);
+    };
+    let mut results = Export::new(database, &ended, &ENDED);
+    match &arguments.output {
+        None => export::to_stdout(&mut results).await?,
+        Some(file) => export::to_file(&mut results, file, &ProgressBar::hidden()).await?,
+    }
+    Ok(watch::exit_of(&ended))
+}
+
+fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliError> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let queue: QueueName = QUEUE.parse().expect("the queue of `holdfast run` has a valid name");
+    let build = BuildInfo::current(migrate::OLDEST, migrate::newest());
+    let limits = HealthLimits::for_lease(settings.lease.ttl);
+    Ok(Worker::new(WorkerParts {
+        settings: Arc::clone(settings),
+        database: database.clone(),
+        clock: Arc::clone(&clock),
+        metrics: Arc::new(Metrics::new([queue.clone()], &build)),
+        health: Arc::new(HealthState::new(Arc::clone(&clock), limits)),
+        executors: Arc::new(executors(settings, &clock)?),
+        queues: vec![queue],
+    }))
+}
