@@ -38,5 +38,5 @@ pub use admit::{Admitted, Submission};
 pub use batch::NewBatch;
 pub use reader::{Form, Progress, SubmitError, SubmitLimits, read_items};
 pub use report::{Problem, Report};
-pub use spool::{Spooled, SpooledItem, SpooledItems};
+pub use spool::{Spooled, SpooledItems};
 pub use validate::MAX_DEPTH;

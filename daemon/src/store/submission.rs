@@ -12,8 +12,7 @@ use tokio_postgres::{Client, GenericClient};
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
-use crate::model::BatchId;
-use crate::submit::SpooledItem;
+use crate::model::{BatchId, NewItem};
 
 /// The row of a batch to be stored.
 #[derive(Clone, Debug)]
@@ -104,7 +103,7 @@ pub enum SubmissionError {
 }
 
 /// Items on their way into the database, in order, a few at a time.
-pub type ItemStream = mpsc::Receiver<std::io::Result<Vec<SpooledItem>>>;
+pub type ItemStream = mpsc::Receiver<std::io::Result<Vec<NewItem>>>;
 
 const COPY_ITEMS: &str = "COPY holdfast.items \
     (batch_id, position, key, input, acceptance_criteria, not_before) FROM STDIN (FORMAT binary)";

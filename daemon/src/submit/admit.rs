@@ -6,12 +6,12 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::config::{BatchDefaults, Limits, QueueSpec, Settings, UnknownQueue};
-use crate::model::{BatchId, QueueName};
+use crate::model::{BatchId, NewItem, QueueName};
 use crate::store::{BatchRecord, Database, Event, Stored, SubmissionError};
 use crate::submit::batch::NewBatch;
 use crate::submit::reader::{Form, Progress, SubmitError, SubmitLimits, read_items};
 use crate::submit::report::Report;
-use crate::submit::spool::{Spooled, SpooledItem};
+use crate::submit::spool::Spooled;
 use crate::telemetry::trace::{self, TraceContext};
 
 /// Bytes of items that travel to the database together; two such chunks are ahead of it at most.
@@ -183,7 +183,7 @@ async fn store(
 }
 
 /// Sends the items in chunks until they or the wish for them end.
-fn feed(mut spooled: Spooled, to: &mpsc::Sender<io::Result<Vec<SpooledItem>>>) {
+fn feed(mut spooled: Spooled, to: &mpsc::Sender<io::Result<Vec<NewItem>>>) {
     let mut items = match spooled.items() {
         Ok(items) => items,
         Err(error) => return drop(to.blocking_send(Err(error))),
@@ -197,15 +197,15 @@ fn feed(mut spooled: Spooled, to: &mpsc::Sender<io::Result<Vec<SpooledItem>>>) {
 }
 
 fn next_chunk(
-    items: &mut impl Iterator<Item = io::Result<SpooledItem>>,
-) -> io::Result<Option<Vec<SpooledItem>>> {
+    items: &mut impl Iterator<Item = io::Result<NewItem>>,
+) -> io::Result<Option<Vec<NewItem>>> {
     let mut chunk = Vec::new();
     let mut bytes = 0;
     while bytes < CHUNK_BYTES
         && let Some(item) = items.next().transpose()?
     {
         bytes += item.key.len() + item.input.len() + item.criteria.as_ref().map_or(0, String::len);
-        bytes += size_of::<SpooledItem>();
+        bytes += size_of::<NewItem>();
         chunk.push(item);
     }
     Ok((!chunk.is_empty()).then_some(chunk))

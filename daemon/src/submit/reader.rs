@@ -310,13 +310,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::submit::SpooledItem;
+    use crate::model::NewItem;
 
     fn read(input: &[u8], form: Form, limits: &SubmitLimits) -> Result<Spooled, SubmitError> {
         read_items(Cursor::new(input), form, limits, None, &mut |_| {})
     }
 
-    fn items(input: &[u8], form: Form) -> Vec<SpooledItem> {
+    fn items(input: &[u8], form: Form) -> Vec<NewItem> {
         let mut spooled = read(input, form, &SubmitLimits::default()).unwrap();
         spooled.items().unwrap().map(Result::unwrap).collect()
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-use crate::model::{Position, QueueName};
+use crate::model::{NewItem, Position, QueueName};
 use crate::submit::batch::NewBatch;
 use crate::submit::validate::Item;
 
@@ -179,21 +179,6 @@ impl Parameters<'_> {
     }
 }
 
-/// One valid item.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpooledItem {
-    /// Its position in the batch.
-    pub position: Position,
-    /// Its key, unique in the batch.
-    pub key: String,
-    /// JSON text, as it was written; without line breaks.
-    pub input: String,
-    /// JSON text of the normalized list, 1 to 20 strings; none if nothing usable was submitted.
-    pub criteria: Option<String>,
-    /// The earliest start, to the microsecond, in UTC.
-    pub not_before: Option<OffsetDateTime>,
-}
-
 /// The items of a [`Spooled`], read through a bounded buffer. Ends after the first error.
 pub struct SpooledItems<'a> {
     file: BufReader<&'a File>,
@@ -202,10 +187,10 @@ pub struct SpooledItems<'a> {
 }
 
 impl SpooledItems<'_> {
-    fn read(&mut self) -> io::Result<SpooledItem> {
+    fn read(&mut self) -> io::Result<NewItem> {
         let position = i32::try_from(self.next).map_err(io::Error::other)?;
         let [present] = self.array()?;
-        Ok(SpooledItem {
+        Ok(NewItem {
             position: Position::new(position),
             key: self.text()?,
             input: self.text()?,
@@ -235,7 +220,7 @@ impl SpooledItems<'_> {
 }
 
 impl Iterator for SpooledItems<'_> {
-    type Item = io::Result<SpooledItem>;
+    type Item = io::Result<NewItem>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.next == self.count {
