@@ -2,19 +2,23 @@
 
 mod batch;
 pub mod criteria;
+pub mod evidence;
 mod history;
 mod hold;
 mod ids;
 mod place;
 mod settlement;
 mod status;
+pub mod verdict;
 mod worker;
 
 pub use batch::{BatchControl, Counts};
+pub use evidence::Evidence;
 pub use history::History;
 pub use hold::Hold;
 pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName, WorkerId};
 pub use place::{ItemEvent, PLACES, Place, sources};
 pub use settlement::{AttemptEnding, Disposition, PublishedResult, Settlement};
 pub use status::ItemStatus;
+pub use verdict::{Family, Finding, Leaf, Verdict, VerdictClass};
 pub use worker::WorkerState;
