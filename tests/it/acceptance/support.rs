@@ -1,4 +1,4 @@
-//! A job's directories built from a description.
+//! An item's directories built from a description.
 
 use std::fs;
 use std::os::unix::fs::symlink;
