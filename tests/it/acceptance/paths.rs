@@ -174,7 +174,9 @@ fn reasons_while_swapping(tree: &Tree, swap: [&str; 2], criterion: &str, until: 
         });
         let mut seen = [0; 2];
         let mut held = 0;
-        while seen.iter().any(|count| *count < 500) {
+        let mut looks = 0;
+        while seen.iter().any(|count| *count < 500) && looks < 1_000_000 {
+            looks += 1;
             let (leaf, reason) = judge(&check).remove(0);
             held += u32::from(leaf.finding() == Finding::Holds);
             for (count, reason_wanted) in seen.iter_mut().zip(until) {
@@ -182,6 +184,7 @@ fn reasons_while_swapping(tree: &Tree, swap: [&str; 2], criterion: &str, until: 
             }
         }
         done.store(true, Ordering::Relaxed);
+        assert!(looks < 1_000_000, "{until:?} were seen {seen:?} times");
         held
     })
 }
