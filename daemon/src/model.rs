@@ -2,6 +2,7 @@
 
 mod batch;
 pub mod criteria;
+pub mod evidence;
 mod history;
 mod hold;
 mod ids;
@@ -9,9 +10,11 @@ mod new_item;
 mod place;
 mod settlement;
 mod status;
+pub mod verdict;
 mod worker;
 
 pub use batch::{BatchControl, Counts};
+pub use evidence::Evidence;
 pub use history::History;
 pub use hold::Hold;
 pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName, WorkerId};
@@ -19,4 +22,5 @@ pub use new_item::NewItem;
 pub use place::{ItemEvent, PLACES, Place, sources};
 pub use settlement::{AttemptEnding, Disposition, PublishedResult, Settlement};
 pub use status::ItemStatus;
+pub use verdict::{Family, Finding, Leaf, Verdict, VerdictClass};
 pub use worker::WorkerState;

@@ -1,6 +1,7 @@
 //! Integration tests.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod acceptance;
 mod command_executor;
 mod databases;
 mod embedded;
