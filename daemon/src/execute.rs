@@ -38,7 +38,7 @@ pub struct Job {
 }
 
 /// How an execution ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionEnd {
     /// It did what it should.
     Succeeded,

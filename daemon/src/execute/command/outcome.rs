@@ -188,10 +188,10 @@ mod tests {
                 (10, ExecutionEnd::Succeeded),
                 (75, ExecutionEnd::Retryable),
                 (2, ExecutionEnd::Permanent),
-                (1, other.clone()),
-                (126, other.clone()),
-                (127, other.clone()),
-                (255, other.clone()),
+                (1, other),
+                (126, other),
+                (127, other),
+                (255, other),
             ] {
                 let process = ended(Cause::Exited, Ok(Exit::Status(status)));
                 let execution = of_process(&spec, process, TIMES);
