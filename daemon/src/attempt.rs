@@ -143,7 +143,7 @@ impl Attempts {
         let began = self.clock.now();
         let execution =
             batch.executor.execute(&job, stop.token()).instrument(process.clone()).await;
-        let outcome = outcome(&execution.end, stop.cause());
+        let outcome = outcome(execution.end, stop.cause());
         trace::execution_ended(&process, outcome);
         self.metrics.execution_ended(&batch.queue, outcome, self.clock.now().since(began));
         process.in_scope(|| debug!(reason = execution.stop_reason, "an execution ended"));
@@ -203,7 +203,7 @@ impl Attempts {
 }
 
 /// How an execution counts in the metrics.
-const fn outcome(end: &ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcome {
+const fn outcome(end: ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcome {
     match (end, cause) {
         (_, Some(StopCause::Cancelled)) => ExecutionOutcome::Cancelled,
         (_, Some(StopCause::Lost | StopCause::Fenced)) => ExecutionOutcome::Lost,
@@ -333,7 +333,7 @@ mod tests {
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
         backoff_base: Duration::from_secs(1),
-        backoff_max: Duration::from_secs(300),
+        backoff_max: Duration::from_mins(5),
         max_interruptions: 5,
         max_admissions: 50,
     };

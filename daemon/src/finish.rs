@@ -168,7 +168,7 @@ impl Shared {
         let mut queue = vec![group];
         while let Some(mut group) = queue.pop() {
             match self.hand_in_until_answered(batch, &group).await {
-                Ok(answers) => self.settle(group, &answers),
+                Ok(answers) => self.settle(&group, &answers),
                 Err(refused) if group.len() > 1 => {
                     warn!(%batch, items = group.len(), error = %refused, "a hand-in was refused; taking its items one by one");
                     queue.extend(group.into_iter().map(|finished| vec![finished]));
@@ -228,7 +228,7 @@ impl Shared {
     }
 
     /// Takes note of the answers and frees the slots.
-    fn settle(&self, group: Vec<Finished>, answers: &[HandInAnswer]) {
+    fn settle(&self, group: &[Finished], answers: &[HandInAnswer]) {
         for (finished, answer) in group.iter().zip(answers) {
             match answer {
                 HandInAnswer::Applied => self.note_applied(finished),

@@ -248,11 +248,11 @@ impl Heartbeat {
                     if moved > 0 {
                         info!(batch = %claim.batch, lease = %claim.lease, items = moved, "gave back a lease whose claim was never answered");
                     }
-                    let mut list = self.lost_claims();
-                    if let Some(entry) = list.iter_mut().find(|e| e.lease == claim.lease) {
+                    let mut claims = self.lost_claims();
+                    if let Some(entry) = claims.iter_mut().find(|e| e.lease == claim.lease) {
                         entry.confirmed += 1;
                     }
-                    list.retain(|entry| entry.confirmed < 2);
+                    claims.retain(|entry| entry.confirmed < 2);
                 }
                 Err(failed) => debug!(error = %failed, "a lost claim is not given back yet"),
             }
@@ -319,7 +319,7 @@ impl ClockGuard {
 mod tests {
     use super::*;
 
-    const TTL: Duration = Duration::from_secs(60);
+    const TTL: Duration = Duration::from_mins(1);
 
     fn at(seconds: u64) -> BootInstant {
         BootInstant::from_nanos(seconds * 1_000_000_000)

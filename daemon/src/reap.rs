@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::model::{BatchId, QueueName};
@@ -135,7 +135,7 @@ impl Reaper {
         if let Some(queue) = queue {
             let span = trace::recover_span(&queue);
             trace::item_count(&span, taken.len());
-            self.note(&queue, &taken).instrument(span).await;
+            span.in_scope(|| self.note(&queue, &taken));
             // Only a hint: without it the other workers find out by polling.
             drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }
@@ -143,7 +143,7 @@ impl Reaper {
         Ok(())
     }
 
-    async fn note(&self, queue: &QueueName, taken: &[Reaped]) {
+    fn note(&self, queue: &QueueName, taken: &[Reaped]) {
         for reaped in taken {
             let disposition = if reaped.requeued {
                 RecoveryDisposition::Requeued

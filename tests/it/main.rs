@@ -7,6 +7,7 @@ mod databases;
 mod embedded;
 mod health;
 mod layering;
+mod long;
 mod metrics;
 mod support;
 mod telemetry;

@@ -41,7 +41,7 @@ const LEASE: [(&str, &str); 3] =
 /// Runs a command on each item of a file, on this machine, and prints the results as JSON lines.
 ///
 /// The words after -- are the command; it is started without a shell. {input} in them is the item's
-/// input, {input_file} a file that holds it, {key}, {position} and {attempt} what they say; with
+/// input, `{input_file}` a file that holds it, {key}, {position} and {attempt} what they say; with
 /// neither of the first two the input comes on standard input. What a command prints is its result.
 /// A failed command is tried again, with backoff.
 #[derive(Args, Debug)]
@@ -107,7 +107,8 @@ pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, Cli
 /// A folder name for any key.
 fn folder(key: &str) -> String {
     let digest = Sha256::digest(key);
-    digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+    let (half, _) = digest.split_first_chunk::<16>().expect("SHA-256 has 32 bytes");
+    format!("{:032x}", u128::from_be_bytes(*half))
 }
 
 fn settings(

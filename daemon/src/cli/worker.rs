@@ -88,6 +88,13 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     }
     let database = Database::new(database_options(&settings, "holdfast worker")?)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let executors = executors(&settings, &clock)?;
+    for (name, spec) in &settings.queues {
+        // What cannot run is better noticed now than with the first item.
+        executors.of_spec(spec.clone()).map_err(|error| {
+            CliError::new(Exit::Configuration, format!("queues.{name}: {error}"))
+        })?;
+    }
     let build = BuildInfo::current(migrate::OLDEST, migrate::newest());
     let metrics = Arc::new(Metrics::new(queues.iter().cloned(), &build));
     let limits = HealthLimits::for_lease(settings.lease.ttl);
@@ -98,7 +105,7 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         clock: Arc::clone(&clock),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
-        executors: Arc::new(executors(&settings, &clock)?),
+        executors: Arc::new(executors),
         queues,
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;

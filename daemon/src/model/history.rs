@@ -64,11 +64,11 @@ impl History {
         retries, plus_retry, 5
     );
 
-    const fn byte(self, byte: u32) -> u8 {
-        ((self.0 >> (8 * byte)) & 0xff) as u8
+    const fn byte(self, byte: usize) -> u8 {
+        self.0.to_le_bytes()[byte]
     }
 
-    const fn plus_one(self, byte: u32) -> Self {
+    const fn plus_one(self, byte: usize) -> Self {
         if self.byte(byte) == u8::MAX { self } else { Self(self.0 + (1 << (8 * byte))) }
     }
 }

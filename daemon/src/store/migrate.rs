@@ -169,6 +169,7 @@ fn status_of(migration: &Migration, applied: bool) -> MigrationStatus {
     MigrationStatus { version: migration.version, name: migration.description.to_string(), applied }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "sqlx may add kinds")]
 fn ledger_error(error: MigrateError) -> SchemaError {
     match error {
         MigrateError::Execute(error) => SchemaError::Unreachable(error),
@@ -264,6 +265,7 @@ impl Session {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "sqlx may add kinds; none of the others waits")]
 fn migrate_lock_timeout(error: &MigrateError) -> bool {
     match error {
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {

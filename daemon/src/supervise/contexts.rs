@@ -149,10 +149,13 @@ impl CommandExecutors {
     }
 }
 
-impl Executors for CommandExecutors {
-    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
-        let QueueSpec::Command(spec) = QueueSpec::from_json(&work.spec_json)
-            .map_err(|error| format!("its queue's settings: {error}"))?;
+impl CommandExecutors {
+    /// What runs items by these settings, and how long one execution may take.
+    ///
+    /// # Errors
+    /// A sentence on what is wrong with them.
+    pub fn of_spec(&self, spec: QueueSpec) -> Result<(Arc<dyn Executor>, Duration), String> {
+        let QueueSpec::Command(spec) = spec;
         let timeout = spec.timeout;
         let executor = CommandExecutor::new(
             command_spec(spec, &self.settings),
@@ -161,8 +164,16 @@ impl Executors for CommandExecutors {
             Arc::clone(&self.spawner),
             Arc::clone(&self.clock),
         )
-        .map_err(|error| format!("its queue's settings: {error}"))?;
+        .map_err(|error| error.to_string())?;
         Ok((Arc::new(executor), timeout))
+    }
+}
+
+impl Executors for CommandExecutors {
+    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+        let spec = QueueSpec::from_json(&work.spec_json).map_err(|error| error.to_string());
+        spec.and_then(|spec| self.of_spec(spec))
+            .map_err(|error| format!("its queue's settings: {error}"))
     }
 }
 
