@@ -8,5 +8,6 @@ mod embedded;
 mod health;
 mod layering;
 mod metrics;
+mod protocol;
 mod support;
 mod telemetry;
