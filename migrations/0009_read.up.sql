@@ -108,6 +108,8 @@ CREATE FUNCTION holdfast.is_current(p_batch uuid, p_lease uuid, p_position integ
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    -- By an older snapshot a cancelled batch would look open still (L2).
+    PERFORM holdfast.assert_protocol();
     PERFORM FROM holdfast.leases l
       WHERE l.batch_id = p_batch AND l.lease_id = p_lease AND l.token = p_token
         AND p_position = ANY (l.positions) FOR KEY SHARE;
