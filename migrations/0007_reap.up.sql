@@ -97,10 +97,10 @@ BEGIN
     ), saved AS (
         INSERT INTO holdfast.progress (batch_id, seq, next_position, executing, checking, waiting,
                                        deferred, succeeded, failed, cancelled, retry_floor,
-                                       recheck_floor, last_delta)
+                                       recheck_floor, deferred_floor, last_delta)
         SELECT p_batch, p.seq + 1, p.next_position, p.executing - c.requeued - c.failed,
                p.checking, p.waiting + c.requeued, p.deferred, p.succeeded, p.failed + c.failed,
-               p.cancelled, p.retry_floor, p.recheck_floor, p.last_delta
+               p.cancelled, p.retry_floor, p.recheck_floor, p.deferred_floor, p.last_delta
           FROM counted c WHERE c.requeued + c.failed > 0
     )
     SELECT d.position, d.lease_id, d.token,
