@@ -114,7 +114,7 @@ END $$;
 -- locks: ticket tried (L4), parent exclusive (L1)   fence: control = cancelled   rows: whether another call may clear more
 CREATE FUNCTION holdfast.clear_cancelled(p_batch uuid, p_limit integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     v_leases  integer;
     v_waiting integer;
