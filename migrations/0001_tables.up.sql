@@ -70,11 +70,12 @@ CREATE TABLE holdfast.progress (
     succeeded     integer NOT NULL DEFAULT 0 CHECK (succeeded >= 0),
     failed        integer NOT NULL DEFAULT 0 CHECK (failed >= 0),
     cancelled     integer NOT NULL DEFAULT 0 CHECK (cancelled >= 0),
-    -- No waiting row that is no recheck lies below it; it never falls.
-    retry_floor   timestamptz NOT NULL DEFAULT '-infinity',
-    recheck_floor timestamptz NOT NULL DEFAULT '-infinity',
-    last_delta    bigint NOT NULL DEFAULT 0,
-    recorded_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Of the three kinds of waiting rows none lies below its floor; floors never fall.
+    retry_floor    timestamptz NOT NULL DEFAULT '-infinity',
+    recheck_floor  timestamptz NOT NULL DEFAULT '-infinity',
+    deferred_floor timestamptz NOT NULL DEFAULT '-infinity',
+    last_delta     bigint NOT NULL DEFAULT 0,
+    recorded_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (batch_id, seq)
 );
 
@@ -134,7 +135,7 @@ CREATE TABLE holdfast.waiting (
     PRIMARY KEY (batch_id, position)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX waiting_due ON holdfast.waiting (batch_id, recheck, ready_at, position);
+CREATE INDEX waiting_due ON holdfast.waiting (batch_id, recheck, deferred, ready_at, position);
 
 -- One row per finished item. Deleted only by a retry and by retention.
 CREATE TABLE holdfast.outcomes (

@@ -53,7 +53,8 @@ LANGUAGE sql STABLE AS $$
     SELECT p.batch_id, p.seq, p.next_position,
            p.executing + d.executing, p.checking + d.checking, p.waiting + d.waiting, p.deferred,
            p.succeeded + d.succeeded, p.failed + d.failed, p.cancelled,
-           p.retry_floor, p.recheck_floor, greatest(p.last_delta, d.last_delta), p.recorded_at
+           p.retry_floor, p.recheck_floor, p.deferred_floor,
+           greatest(p.last_delta, d.last_delta), p.recorded_at
       FROM (SELECT * FROM holdfast.progress WHERE batch_id = p_batch ORDER BY seq DESC LIMIT 1) p
      CROSS JOIN LATERAL (
            SELECT coalesce(sum(x.executing), 0)::integer AS executing,
@@ -71,9 +72,10 @@ CREATE FUNCTION holdfast.save_progress(p holdfast.progress) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     INSERT INTO holdfast.progress (batch_id, seq, next_position, executing, checking, waiting,
                                    deferred, succeeded, failed, cancelled, retry_floor,
-                                   recheck_floor, last_delta)
+                                   recheck_floor, deferred_floor, last_delta)
     VALUES (p.batch_id, p.seq + 1, p.next_position, p.executing, p.checking, p.waiting, p.deferred,
-            p.succeeded, p.failed, p.cancelled, p.retry_floor, p.recheck_floor, p.last_delta)
+            p.succeeded, p.failed, p.cancelled, p.retry_floor, p.recheck_floor,
+            p.deferred_floor, p.last_delta)
 $$;
 
 -- end_if_done: ends a batch with nothing left; its exclusive parent lock is held.

@@ -22,6 +22,40 @@ BEGIN
     RETURN c;
 END $$;
 
+-- take_due: take due rows of one kind, retries or deferred items, out of waiting, from the floor up.
+--
+-- As a prefix: up to an item that has to run alone, or that item by itself. So nothing below the new
+-- floor is left behind.
+CREATE FUNCTION holdfast.take_due(p_batch uuid, p_deferred boolean, p_floor timestamptz,
+                                  p_now timestamptz, p_room integer,
+    OUT positions integer[], OUT histories bigint[], OUT taken integer, OUT floor timestamptz,
+    OUT alone boolean)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_gone integer;
+BEGIN
+    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), count(*),
+           greatest(p_floor, max(d.ready_at)), coalesce(bool_or(d.lone), false)
+      INTO positions, histories, taken, floor, alone
+      FROM (SELECT w.*, bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
+              FROM (SELECT x.position, x.history, x.ready_at,
+                           holdfast.history_count(x.history, 1) >= 2 AS lone,
+                           row_number() OVER (ORDER BY x.ready_at, x.position) AS n
+                      FROM holdfast.waiting x
+                     WHERE x.batch_id = p_batch AND NOT x.recheck AND x.deferred = p_deferred
+                       AND x.ready_at >= p_floor AND x.ready_at <= p_now
+                     ORDER BY x.ready_at, x.position LIMIT p_room) w) d
+     WHERE NOT d.beyond OR d.n = 1;
+    IF taken > 0 THEN
+        DELETE FROM holdfast.waiting w WHERE w.batch_id = p_batch AND w.position = ANY (positions);
+        GET DIAGNOSTICS v_gone = ROW_COUNT;
+        IF v_gone <> taken THEN
+            RAISE EXCEPTION 'holdfast: claimed % waiting rows of batch %, found %',
+                taken, p_batch, v_gone USING ERRCODE = 'data_corrupted';
+        END IF;
+    END IF;
+END $$;
+
 -- claim: take up to p_want positions of one batch under a new lease; ids only, inputs are read later.
 -- locks: ticket tried (L4), parent exclusive (L1), waiting rows   fence: lease_id + new token (F1, F2)   rows: one answer
 --
@@ -39,19 +73,18 @@ CREATE FUNCTION holdfast.claim(p_batch uuid, p_lease uuid, p_worker uuid, p_want
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    b         holdfast.batches;
-    p         holdfast.progress;
-    c         holdfast.control;
-    v_now     timestamptz;
-    v_room    integer;
-    v_taken   integer := 0;
-    v_fresh   integer[] := '{}';
-    v_end     integer;
-    v_last    timestamptz;
-    v_changed integer;
+    b       holdfast.batches;
+    p       holdfast.progress;
+    c       holdfast.control;
+    due     record;
+    v_now   timestamptz;
+    v_room  integer;
+    v_fresh integer[];
+    v_end   integer;
+    v_aside integer := 0;
 BEGIN
     alone := false;
-    IF p_want < 1 THEN
+    IF coalesce(p_want, 0) < 1 THEN
         RAISE EXCEPTION 'holdfast: a claim of % items', p_want USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT holdfast.try_ticket(p_batch) THEN
@@ -88,43 +121,32 @@ BEGIN
         RETURN;
     END IF;
 
-    -- Due retries first, from the floor up, as a prefix: up to an item that has to run alone, or
-    -- that item by itself. So nothing below the new floor is left behind.
-    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), max(d.ready_at),
-           coalesce(bool_or(d.lone), false), count(*)
-      INTO positions, histories, v_last, alone, v_taken
-      FROM (SELECT w.position, w.history, w.ready_at, w.n, w.lone,
-                   bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
-              FROM (SELECT x.position, x.history, x.ready_at,
-                           holdfast.history_count(x.history, 1) >= 2 AS lone,
-                           row_number() OVER (ORDER BY x.ready_at, x.position) AS n
-                      FROM holdfast.waiting x
-                     WHERE x.batch_id = p_batch AND NOT x.recheck
-                       AND x.ready_at >= p.retry_floor AND x.ready_at <= v_now
-                     ORDER BY x.ready_at, x.position LIMIT v_room) w) d
-     WHERE NOT d.beyond OR d.n = 1;
-    IF v_taken > 0 THEN
-        WITH gone AS (
-            DELETE FROM holdfast.waiting w
-             WHERE w.batch_id = p_batch AND w.position = ANY (positions)
-            RETURNING w.deferred)
-        SELECT count(*), p.deferred - count(*) FILTER (WHERE g.deferred)
-          INTO v_changed, p.deferred FROM gone g;
-        IF v_changed <> v_taken THEN
-            RAISE EXCEPTION 'holdfast: claimed % waiting rows of batch %, found %',
-                v_taken, p_batch, v_changed USING ERRCODE = 'data_corrupted';
-        END IF;
-        p.waiting := p.waiting - v_taken;
-        p.retry_floor := greatest(p.retry_floor, v_last);
-    END IF;
+    -- Due retries first: they are in the live window already.
+    SELECT * INTO due FROM holdfast.take_due(p_batch, false, p.retry_floor, v_now, v_room);
+    p.waiting := p.waiting - due.taken;
+    p.executing := p.executing + due.taken;
+    p.retry_floor := due.floor;
+    positions := due.positions;
+    histories := due.histories;
+    alone := due.alone;
 
-    -- Then fresh items from the cursor, within the live window.
-    v_room := least(v_room - v_taken, b.item_count - p.next_position,
-                    b.max_live - (p.executing + v_taken + p.checking + p.waiting - p.deferred));
-    IF v_room > 0 AND NOT alone THEN
-        v_end := p.next_position + v_room;
+    -- Then, as far as the live window has room, items whose own time has come, then fresh ones.
+    v_room := least(v_room - due.taken,
+                    b.max_live - (p.executing + p.checking + p.waiting - p.deferred));
+    IF v_room > 0 AND p.deferred > 0 AND NOT alone THEN
+        SELECT * INTO due FROM holdfast.take_due(p_batch, true, p.deferred_floor, v_now, v_room);
+        p.waiting := p.waiting - due.taken;
+        p.deferred := p.deferred - due.taken;
+        p.executing := p.executing + due.taken;
+        p.deferred_floor := due.floor;
+        positions := positions || due.positions;
+        histories := histories || due.histories;
+        v_room := v_room - due.taken;
+    END IF;
+    IF v_room > 0 AND p.next_position < b.item_count AND NOT alone THEN
         IF b.has_not_before THEN
             -- Items whose own time has not come step aside into waiting, outside the live window.
+            -- Each gets a moment of its own, so that the floor can pass those that were taken.
             v_end := least(b.item_count, p.next_position + v_room + 1000);
             SELECT array_agg(f.position ORDER BY f.position), coalesce(max(f.position) + 1, v_end)
               INTO v_fresh, v_end
@@ -135,44 +157,50 @@ BEGIN
                                           AND i.not_before IS NOT NULL AND i.not_before > v_now)
                      ORDER BY g LIMIT v_room) f;
             v_fresh := coalesce(v_fresh, '{}');
-            WITH aside AS (
-                INSERT INTO holdfast.waiting (batch_id, position, ready_at, deferred)
-                SELECT p_batch, i.position, greatest(i.not_before, p.retry_floor), true
-                  FROM holdfast.items i
-                 WHERE i.batch_id = p_batch AND i.position >= p.next_position
-                   AND i.position < v_end AND i.not_before IS NOT NULL AND i.not_before > v_now
-                RETURNING 1)
-            SELECT count(*) INTO v_changed FROM aside;
-            p.waiting := p.waiting + v_changed;
-            p.deferred := p.deferred + v_changed;
+            INSERT INTO holdfast.waiting (batch_id, position, ready_at, deferred)
+            SELECT p_batch, i.position,
+                   greatest(i.not_before, p.deferred_floor)
+                       + i.position * interval '1 microsecond', true
+              FROM holdfast.items i
+             WHERE i.batch_id = p_batch AND i.position >= p.next_position
+               AND i.position < v_end AND i.not_before IS NOT NULL AND i.not_before > v_now;
+            GET DIAGNOSTICS v_aside = ROW_COUNT;
+            p.waiting := p.waiting + v_aside;
+            p.deferred := p.deferred + v_aside;
         ELSE
+            v_end := least(b.item_count, p.next_position + v_room);
             v_fresh := ARRAY(SELECT g FROM generate_series(p.next_position, v_end - 1) g);
         END IF;
         p.next_position := v_end;
-        histories := CASE WHEN v_taken > 0
-            THEN histories || array_fill(0::bigint, ARRAY[cardinality(v_fresh)]) END;
-        positions := coalesce(positions, '{}') || v_fresh;
-        v_taken := cardinality(positions);
+        p.executing := p.executing + cardinality(v_fresh);
+        positions := positions || v_fresh;
+        histories := histories || array_fill(0::bigint, ARRAY[cardinality(v_fresh)]);
     END IF;
 
-    IF v_taken = 0 THEN
-        IF v_changed > 0 THEN
+    IF coalesce(cardinality(positions), 0) = 0 THEN
+        positions := NULL;
+        histories := NULL;
+        IF v_aside > 0 THEN
             PERFORM holdfast.save_progress(p);
         END IF;
         IF holdfast.end_if_done(p) THEN
             answer := 'ended';
             RETURN;
         END IF;
-        positions := NULL;
-        histories := NULL;
-        answer := CASE WHEN p.next_position < b.item_count AND v_changed IS NULL
+        answer := CASE WHEN v_room < 1 AND (p.next_position < b.item_count OR p.deferred > 0)
                        THEN 'window' ELSE 'empty' END;
-        SELECT extract(epoch FROM min(w.ready_at) - v_now) INTO ready_in_s
-          FROM holdfast.waiting w
-         WHERE w.batch_id = p_batch AND NOT w.recheck AND w.ready_at >= p.retry_floor;
-        IF p.next_position < b.item_count AND v_changed > 0 THEN
+        IF v_aside > 0 AND p.next_position < b.item_count THEN
             ready_in_s := 0;
+            RETURN;
         END IF;
+        SELECT extract(epoch FROM least(
+                   (SELECT min(w.ready_at) FROM holdfast.waiting w
+                     WHERE w.batch_id = p_batch AND NOT w.recheck AND NOT w.deferred
+                       AND w.ready_at >= p.retry_floor),
+                   (SELECT min(w.ready_at) FROM holdfast.waiting w
+                     WHERE w.batch_id = p_batch AND NOT w.recheck AND w.deferred
+                       AND w.ready_at >= p.deferred_floor AND v_room > 0)) - v_now)
+          INTO ready_in_s;
         RETURN;
     END IF;
 
@@ -184,7 +212,6 @@ BEGIN
                                  expires_at, traceparent)
     VALUES (p_batch, p_lease, token, p_worker, positions, histories,
             clock_timestamp() + make_interval(secs => p_lease_s), p_traceparent);
-    p.executing := p.executing + v_taken;
     PERFORM holdfast.save_progress(p);
     answer := 'granted';
 END $$;

@@ -1,3 +1,15 @@
+-- was_applied: whether a hand-in of this position by this lease is stored already (F6).
+CREATE FUNCTION holdfast.was_applied(p_batch uuid, p_position integer, p_lease uuid, p_token bigint)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM holdfast.outcomes o
+                    WHERE o.batch_id = p_batch AND o.position = p_position
+                      AND o.lease_id = p_lease AND o.token = p_token)
+        OR EXISTS (SELECT FROM holdfast.attempts a
+                    WHERE a.batch_id = p_batch AND a.position = p_position
+                      AND a.lease_id = p_lease AND a.token = p_token AND a.by_holder)
+$$;
+
 -- hand_in: publish outcomes and end attempts of one batch, for what its leases still hold (finish, give back).
 -- locks: parent shared (L1), lease rows in order (L2)   fence: lease_id + token + position (F3)   rows: one per position handed in
 --
@@ -17,11 +29,19 @@ DECLARE
     v_control text;
     v_floor   timestamptz;
 BEGIN
+    -- A position named twice would be taken out of its lease once and counted twice (L5).
+    IF (SELECT count(DISTINCT h) FROM unnest(p_lease, p_position) h) < cardinality(p_position) THEN
+        RAISE EXCEPTION 'holdfast: a hand-in of batch % names a position twice', p_batch
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM holdfast.lock_parent_shared(p_batch);
     SELECT b.control INTO v_control FROM holdfast.batches b WHERE b.id = p_batch;
     IF v_control IS NULL OR v_control = 'cancelled' THEN
-        RETURN QUERY SELECT h.lease, h.position, coalesce(v_control, 'lost')
-                       FROM unnest(p_lease, p_position) h(lease, position);
+        RETURN QUERY
+        SELECT h.lease, h.position,
+               CASE WHEN holdfast.was_applied(p_batch, h.position, h.lease, h.token) THEN 'applied'
+                    ELSE coalesce(v_control, 'lost') END
+          FROM unnest(p_lease, p_token, p_position) h(lease, token, position);
         RETURN;
     END IF;
     -- An item that goes back to waiting may be granted again, so nobody may still rely on the lease:
@@ -55,7 +75,7 @@ BEGIN
                 stop_reason, exit_status, signal)
         SELECT p_batch, h.position, h.kind, h.lease, h.token, h.attempt, p_worker, h.started,
                h.ended, h.result::json, h.truncated, h.size, h.error, h.reason, h.exit, h.signal
-          FROM held h WHERE h.kind <> 'again'
+          FROM held h WHERE h.kind IS DISTINCT FROM 'again'
         RETURNING status
     ), ended AS (
         INSERT INTO holdfast.attempts (batch_id, position, lease_id, token, attempt, worker_id,
@@ -106,13 +126,7 @@ BEGIN
     SELECT h.lease, h.position,
            CASE WHEN EXISTS (SELECT FROM held x
                               WHERE (x.lease, x.position) = (h.lease, h.position)) THEN 'applied'
-                WHEN EXISTS (SELECT FROM holdfast.outcomes o
-                              WHERE o.batch_id = p_batch AND o.position = h.position
-                                AND o.lease_id = h.lease AND o.token = h.token) THEN 'applied'
-                WHEN EXISTS (SELECT FROM holdfast.attempts a
-                              WHERE a.batch_id = p_batch AND a.position = h.position
-                                AND a.lease_id = h.lease AND a.token = h.token AND a.by_holder)
-                     THEN 'applied'
+                WHEN holdfast.was_applied(p_batch, h.position, h.lease, h.token) THEN 'applied'
                 ELSE 'lost' END
       FROM handed h;
 END $$;

@@ -97,10 +97,10 @@ BEGIN
     ), saved AS (
         INSERT INTO holdfast.progress (batch_id, seq, next_position, executing, checking, waiting,
                                        deferred, succeeded, failed, cancelled, retry_floor,
-                                       recheck_floor, last_delta)
+                                       recheck_floor, deferred_floor, last_delta)
         SELECT p_batch, p.seq + 1, p.next_position, p.executing - c.requeued - c.failed,
                p.checking, p.waiting + c.requeued, p.deferred, p.succeeded, p.failed + c.failed,
-               p.cancelled, p.retry_floor, p.recheck_floor, p.last_delta
+               p.cancelled, p.retry_floor, p.recheck_floor, p.deferred_floor, p.last_delta
           FROM counted c WHERE c.requeued + c.failed > 0
     )
     SELECT d.position, d.lease_id, d.token,
@@ -111,13 +111,16 @@ BEGIN
 END $$;
 
 -- clear_cancelled: clear away what a cancelled batch left behind, at most p_limit rows of each kind; counts stay.
--- locks: ticket tried (L4), parent exclusive (L1)   fence: control = cancelled   rows: whether anything is left
+-- locks: ticket tried (L4), parent exclusive (L1)   fence: control = cancelled   rows: whether another call may clear more
 CREATE FUNCTION holdfast.clear_cancelled(p_batch uuid, p_limit integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_leases  integer;
+    v_waiting integer;
 BEGIN
     IF NOT holdfast.try_ticket(p_batch) THEN
-        RETURN true;
+        RETURN EXISTS (SELECT FROM holdfast.batches b WHERE b.id = p_batch AND b.leftovers);
     END IF;
     PERFORM holdfast.lock_parent(p_batch);
     IF NOT EXISTS (SELECT FROM holdfast.batches b
@@ -128,12 +131,15 @@ BEGIN
      WHERE l.batch_id = p_batch AND l.lease_id = ANY (ARRAY(
            SELECT x.lease_id FROM holdfast.leases x
             WHERE x.batch_id = p_batch ORDER BY x.lease_id LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_leases = ROW_COUNT;
     DELETE FROM holdfast.waiting w
      WHERE w.batch_id = p_batch AND w.position = ANY (ARRAY(
            SELECT x.position FROM holdfast.waiting x WHERE x.batch_id = p_batch LIMIT p_limit));
+    GET DIAGNOSTICS v_waiting = ROW_COUNT;
     IF EXISTS (SELECT FROM holdfast.leases l WHERE l.batch_id = p_batch)
        OR EXISTS (SELECT FROM holdfast.waiting w WHERE w.batch_id = p_batch) THEN
-        RETURN true;
+        -- A row that its worker's code is relying on (is_current) is left to the next sweep.
+        RETURN v_leases + v_waiting > 0;
     END IF;
     UPDATE holdfast.batches b SET leftovers = false WHERE b.id = p_batch;
     RETURN false;

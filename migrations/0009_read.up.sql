@@ -14,8 +14,9 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
     ), held AS MATERIALIZED (
         SELECT u.position, coalesce(u.history, 0) AS history, l.lease_id, l.token, l.worker_id,
                l.granted_at, u.position = ANY (l.started) AS started
-          FROM holdfast.leases l, unnest(l.positions, l.histories) u(position, history)
-         WHERE l.batch_id = p_batch AND u.position = ANY (p_positions)
+          FROM batch b, holdfast.leases l, unnest(l.positions, l.histories) u(position, history)
+         WHERE b.control <> 'cancelled' AND l.batch_id = p_batch
+           AND u.position = ANY (p_positions)
     )
     SELECT i.position, i.key,
            CASE WHEN o.position IS NOT NULL THEN o.status
@@ -23,7 +24,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
                 WHEN h.started THEN 'running'
                 WHEN h.position IS NOT NULL THEN 'leased'
                 WHEN w.position IS NOT NULL THEN 'queued'
-                WHEN i.position < b.next_position + greatest(0, b.max_live - b.live) THEN 'queued'
+                WHEN i.position - b.next_position < b.max_live - b.live THEN 'queued'
                 ELSE 'pending' END,
            CASE WHEN o.position IS NOT NULL THEN o.attempt
                 WHEN b.control = 'cancelled' THEN NULL
@@ -40,6 +41,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
       LEFT JOIN holdfast.outcomes o ON o.batch_id = p_batch AND o.position = i.position
       LEFT JOIN held h ON h.position = i.position
       LEFT JOIN holdfast.waiting w ON w.batch_id = p_batch AND w.position = i.position
+                                  AND b.control <> 'cancelled'
      ORDER BY i.position
 $$;
 
@@ -78,8 +80,8 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    v_edge := least(b.item_count, p.next_position
-              + greatest(0, b.max_live - (p.executing + p.checking + p.waiting - p.deferred)));
+    v_edge := p.next_position + least(b.item_count - p.next_position,
+              greatest(0, b.max_live - (p.executing + p.checking + p.waiting - p.deferred)));
     IF p_status IN ('leased', 'running') THEN
         RETURN QUERY SELECT u.position
                        FROM holdfast.leases l, unnest(l.positions) u(position)
@@ -92,13 +94,12 @@ BEGIN
                              WHERE w.batch_id = p_batch AND w.position >= p_from
                              ORDER BY w.position LIMIT p_limit)
                            UNION ALL
-                           (SELECT g FROM generate_series(greatest(p_from, p.next_position),
-                                   least(v_edge - 1,
-                                         greatest(p_from, p.next_position) + p_limit - 1)) g)) q
+                           (SELECT generate_series(greatest(p_from, p.next_position), v_edge - 1)
+                             LIMIT p_limit)) q
                       ORDER BY q.position LIMIT p_limit;
     ELSIF p_status = 'pending' THEN
-        RETURN QUERY SELECT g FROM generate_series(greatest(p_from, v_edge),
-                                 least(b.item_count - 1, greatest(p_from, v_edge) + p_limit - 1)) g;
+        RETURN QUERY SELECT generate_series(greatest(p_from, v_edge), b.item_count - 1)
+                      LIMIT p_limit;
     END IF;
 END $$;
 
@@ -108,6 +109,8 @@ CREATE FUNCTION holdfast.is_current(p_batch uuid, p_lease uuid, p_position integ
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    -- By an older snapshot a cancelled batch would look open still (L2).
+    PERFORM holdfast.assert_protocol();
     PERFORM FROM holdfast.leases l
       WHERE l.batch_id = p_batch AND l.lease_id = p_lease AND l.token = p_token
         AND p_position = ANY (l.positions) FOR KEY SHARE;

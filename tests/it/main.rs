@@ -9,5 +9,6 @@ mod health;
 mod layering;
 mod long;
 mod metrics;
+mod protocol;
 mod support;
 mod telemetry;

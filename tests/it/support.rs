@@ -3,6 +3,10 @@
 // By path: a bench that includes this file by its path would look for the module elsewhere.
 #[path = "support/cluster.rs"]
 mod cluster;
+#[path = "support/fixture.rs"]
+pub(crate) mod fixture;
+#[path = "support/invariants.rs"]
+pub(crate) mod invariants;
 
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::TaskTracker;

@@ -3,6 +3,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::Place;
+
 /// An item's status: always derived from where it is, never stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -37,6 +39,24 @@ impl ItemStatus {
         Self::Failed,
         Self::Cancelled,
     ];
+
+    /// The status of an item at a place. `started`: its lease says that its execution has begun.
+    /// `in_window`: it is nearer to the cursor than the live window has room. The SQL function
+    /// `items_at` states the same; a test compares.
+    #[must_use]
+    pub const fn of(place: Place, started: bool, in_window: bool) -> Self {
+        match place {
+            Place::Fresh if in_window => Self::Queued,
+            Place::Fresh => Self::Pending,
+            Place::Waiting => Self::Queued,
+            Place::Held if started => Self::Running,
+            Place::Held => Self::Leased,
+            Place::Staged => Self::Checking,
+            Place::Succeeded => Self::Succeeded,
+            Place::Failed => Self::Failed,
+            Place::Cancelled => Self::Cancelled,
+        }
+    }
 
     /// The word used everywhere: in SQL, JSON and on the command line.
     #[must_use]

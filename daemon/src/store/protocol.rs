@@ -399,7 +399,8 @@ impl Database {
             .collect())
     }
 
-    /// Clears away at most `limit` rows of each kind that a cancel left behind; whether any is left.
+    /// Clears away at most `limit` rows of each kind that a cancel left behind; whether another call
+    /// may clear more now. Rows in use are left to the next sweep.
     ///
     /// # Errors
     /// Repeating it is safe.

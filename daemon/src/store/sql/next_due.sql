@@ -4,9 +4,10 @@ SELECT extract(epoch FROM min(t.due) - clock_timestamp())::double precision
   FROM holdfast.batches b
  CROSS JOIN LATERAL (
        SELECT CASE WHEN b.not_before > clock_timestamp() THEN b.not_before
-                   ELSE (SELECT w.ready_at
-                           FROM holdfast.waiting w
-                          WHERE w.batch_id = b.id AND NOT w.recheck
-                            AND w.ready_at > clock_timestamp()
-                          ORDER BY w.ready_at LIMIT 1) END AS due) t
+                   ELSE least((SELECT min(w.ready_at) FROM holdfast.waiting w
+                                WHERE w.batch_id = b.id AND NOT w.recheck AND NOT w.deferred
+                                  AND w.ready_at > clock_timestamp()),
+                              (SELECT min(w.ready_at) FROM holdfast.waiting w
+                                WHERE w.batch_id = b.id AND NOT w.recheck AND w.deferred
+                                  AND w.ready_at > clock_timestamp())) END AS due) t
  WHERE b.finished_at IS NULL AND b.control = 'open' AND b.queue = ANY ($1)

@@ -19,10 +19,14 @@ SELECT b.id, b.queue, b.owner,
    AND (b.not_before IS NULL OR b.not_before <= clock_timestamp())
    AND (b.max_running IS NULL OR p.executing < b.max_running)
    AND p.checking < b.max_checking
-   AND ((p.next_position < b.item_count
-         AND p.executing + p.checking + p.waiting - p.deferred < b.max_live)
+   AND ((p.executing + p.checking + p.waiting - p.deferred < b.max_live
+         AND (p.next_position < b.item_count
+              OR EXISTS (SELECT FROM holdfast.waiting w
+                          WHERE w.batch_id = b.id AND NOT w.recheck AND w.deferred
+                            AND w.ready_at >= p.deferred_floor
+                            AND w.ready_at <= clock_timestamp())))
         OR EXISTS (SELECT FROM holdfast.waiting w
-                    WHERE w.batch_id = b.id AND NOT w.recheck AND w.ready_at >= p.retry_floor
-                      AND w.ready_at <= clock_timestamp()))
+                    WHERE w.batch_id = b.id AND NOT w.recheck AND NOT w.deferred
+                      AND w.ready_at >= p.retry_floor AND w.ready_at <= clock_timestamp()))
  ORDER BY rank DESC, coalesce(o.items, 0), coalesce(h.items, 0), b.id
  LIMIT $4

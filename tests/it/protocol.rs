@@ -1,0 +1,18 @@
+//! The lease protocol on a real server: every edge of an item's life, every fence from both sides,
+//! and races. Rules are cited by their numbers in `store/locking.rs`.
+
+mod claim;
+mod control;
+mod deferred;
+mod hand_in;
+mod leases;
+mod plans;
+mod races;
+mod random;
+mod reap;
+mod retry;
+mod schema;
+mod status;
+mod straggler;
+mod sweeps;
+mod tokens;

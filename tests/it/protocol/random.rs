@@ -1,0 +1,276 @@
+//! Random steps of many workers on a few small batches, against a record of what was acknowledged.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use holdfast::model::{BatchId, Disposition, Hold, LeaseId, Position, Settlement};
+use holdfast::store::{
+    Claim, ControlAnswer, ControlVerb, HandIn, HandInAnswer, RenewAnswer, Vouched,
+};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::support::fixture::{BatchSpec, Bed, TTL, again, failed, succeeded};
+use crate::support::invariants::{assert_invariants, assert_no_deadlock};
+
+const SEED: u64 = 20_260_729;
+const ACTORS: u64 = 8;
+
+/// A lease's right to one item, as it was acknowledged.
+type Ack = (BatchId, Position, LeaseId);
+
+struct World {
+    bed: Bed,
+    batches: Vec<BatchId>,
+    /// What workers hold, or believe they do: nothing leaves but by a hand-in.
+    leases: RefCell<Vec<Vec<Hold>>>,
+    published: RefCell<HashSet<Ack>>,
+    returned: RefCell<HashSet<Ack>>,
+    cancelled: RefCell<HashSet<BatchId>>,
+    steps: Cell<u32>,
+    over: Cell<bool>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let bed = Bed::new().await;
+        let spec = BatchSpec { items: 40, max_attempts: 6, ..BatchSpec::default() };
+        let batches = vec![
+            bed.batch_of(BatchSpec { max_running: Some(7), ..spec }).await,
+            bed.batch_of(BatchSpec { max_live: 9, items: 150, ..spec }).await,
+            bed.batch_of(BatchSpec { items: 400, ..spec }).await,
+            bed.batch_of(BatchSpec { items: 200, max_live: 15, ..spec }).await,
+        ];
+        bed.defer(batches[1], 10, 60, 0.7).await;
+        bed.defer(batches[3], 0, 200, 0.3).await;
+        Self {
+            bed,
+            batches,
+            leases: RefCell::default(),
+            published: RefCell::default(),
+            returned: RefCell::default(),
+            cancelled: RefCell::default(),
+            steps: Cell::new(0),
+            over: Cell::new(false),
+        }
+    }
+
+    async fn act(&self, mut rng: StdRng) {
+        while !self.over.get() {
+            self.steps.set(self.steps.get() + 1);
+            let batch = self.batches[rng.random_range(0..self.batches.len())];
+            match rng.random_range(0..100) {
+                0..=34 => self.claim(batch, rng.random_range(1..7)).await,
+                35..=69 => self.hand_in(&mut rng).await,
+                70..=75 => self.renew(&mut rng).await,
+                76..=80 => self.give_back(&mut rng).await,
+                81..=87 => self.expire_and_reap(batch, rng.random_bool(0.8)).await,
+                88..=90 => drop(self.bed.retry(batch).await),
+                91..=93 => drop(self.bed.control(batch, ControlVerb::Pause).await),
+                94..=95 => drop(self.bed.store.end_batch(batch).await.unwrap()),
+                96 => self.bed.store.tidy(20).await.unwrap(),
+                97 => drop(self.bed.store.clear_cancelled(batch, 2).await.unwrap()),
+                98 if rng.random_bool(0.05) => self.cancel(batch).await,
+                _ => assert_invariants(&self.bed.sql, batch).await,
+            }
+            if rng.random_bool(0.2) {
+                self.bed.control(batch, ControlVerb::Resume).await;
+            }
+        }
+    }
+
+    async fn claim(&self, batch: BatchId, want: u32) {
+        if let Claim::Granted { holds, .. } = self.bed.try_claim(batch, want).await {
+            assert!(!self.cancelled.borrow().contains(&batch) || holds.is_empty());
+            self.leases.borrow_mut().push(holds);
+        }
+    }
+
+    /// Takes some lease, hands some of its items in, maybe twice, and puts the rest back.
+    async fn hand_in(&self, rng: &mut StdRng) {
+        let Some(mut holds) = self.take_lease(rng) else { return };
+        holds.shuffle(rng);
+        let rest = holds.split_off(rng.random_range(1..=holds.len()));
+        if !rest.is_empty() {
+            self.leases.borrow_mut().push(rest);
+        }
+        let ends: Vec<Settlement> = holds
+            .iter()
+            .map(|hold| match rng.random_range(0..6) {
+                0..=2 => succeeded(),
+                3 => failed(),
+                _ => again(hold.history(), Duration::from_millis(rng.random_range(0..30))),
+            })
+            .collect();
+        let first = self.hand_in_all(&holds, &ends).await;
+        if rng.random_bool(0.3) {
+            let second = self.hand_in_all(&holds, &ends).await;
+            for (first, second) in first.iter().zip(&second) {
+                let kept = *first == HandInAnswer::Applied;
+                assert_eq!(kept, *second == HandInAnswer::Applied, "{first:?}, then {second:?}");
+            }
+        }
+    }
+
+    async fn hand_in_all(&self, holds: &[Hold], ends: &[Settlement]) -> Vec<HandInAnswer> {
+        let batch = holds[0].item().batch();
+        let was_cancelled = self.cancelled.borrow().contains(&batch);
+        let items: Vec<HandIn<'_>> =
+            holds.iter().zip(ends).map(|(hold, settlement)| HandIn { hold, settlement }).collect();
+        let answers = self.bed.store.hand_in(batch, self.bed.worker, TTL, &items).await.unwrap();
+        for ((hold, end), answer) in holds.iter().zip(ends).zip(&answers) {
+            if *answer != HandInAnswer::Applied {
+                continue;
+            }
+            let ack = (batch, hold.item().position(), hold.lease());
+            let list = match end.disposition {
+                Disposition::Succeed | Disposition::Fail => &self.published,
+                Disposition::Again { .. } => &self.returned,
+            };
+            let new = list.borrow_mut().insert(ack);
+            assert!(!(new && was_cancelled), "{ack:?} was applied after its batch was cancelled");
+        }
+        answers
+    }
+
+    fn take_lease(&self, rng: &mut StdRng) -> Option<Vec<Hold>> {
+        let mut leases = self.leases.borrow_mut();
+        let count = leases.len();
+        (count > 0).then(|| leases.swap_remove(rng.random_range(0..count)))
+    }
+
+    async fn renew(&self, rng: &mut StdRng) {
+        let beat: Vec<Vouched> = {
+            let leases = self.leases.borrow();
+            let wanted = leases.iter().filter(|_| rng.random_bool(0.3)).take(20);
+            wanted
+                .map(|holds| Vouched {
+                    batch: holds[0].item().batch(),
+                    lease: holds[0].lease(),
+                    token: holds[0].token(),
+                    started: holds.iter().map(|hold| hold.item().position()).collect(),
+                })
+                .collect()
+        };
+        let cancelled = self.cancelled.borrow().clone();
+        let renewal =
+            self.bed.store.renew(self.bed.worker, TTL, "running", 0, &beat).await.unwrap();
+        for state in renewal.leases {
+            let batch = beat.iter().find(|vouched| vouched.lease == state.lease).unwrap().batch;
+            assert!(state.answer != RenewAnswer::Renewed || !cancelled.contains(&batch));
+        }
+    }
+
+    /// Gives a lease back whose holds stay where they are: their hand-in comes from a straggler.
+    async fn give_back(&self, rng: &mut StdRng) {
+        let lease = {
+            let leases = self.leases.borrow();
+            if leases.is_empty() {
+                return;
+            }
+            let hold = &leases[rng.random_range(0..leases.len())][0];
+            (hold.item().batch(), hold.lease())
+        };
+        self.bed.store.give_back(lease.0, lease.1, 5).await.unwrap();
+    }
+
+    async fn expire_and_reap(&self, batch: BatchId, some: bool) {
+        let expire = "UPDATE holdfast.leases SET expires_at = clock_timestamp()
+                       WHERE batch_id = $1 AND (NOT $2 OR lease_id::text < '7')";
+        // Rows are locked in no order here, as no part of the program does it.
+        let locked = format!(
+            "WITH o AS (SELECT FROM holdfast.leases WHERE batch_id = $1
+                         ORDER BY lease_id FOR NO KEY UPDATE) {expire}
+                        AND (SELECT count(*) >= 0 FROM o)"
+        );
+        self.bed.run(&locked, &[&batch.uuid(), &some]).await;
+        self.bed.reap(batch).await;
+    }
+
+    async fn cancel(&self, batch: BatchId) {
+        // The rest of the test needs batches that go on.
+        if self.cancelled.borrow().len() >= 2 {
+            return;
+        }
+        if self.bed.control(batch, ControlVerb::Cancel).await != ControlAnswer::Ended {
+            self.cancelled.borrow_mut().insert(batch);
+        }
+    }
+
+    /// Nobody else acts any more: takes everything back and finishes it.
+    async fn finish_all(&self, batch: BatchId) {
+        self.bed.control(batch, ControlVerb::Resume).await;
+        while !self.bed.is_ended(batch).await {
+            self.expire_and_reap(batch, false).await;
+            if let Claim::Granted { holds, .. } = self.bed.try_claim(batch, 100).await {
+                let ends: Vec<Settlement> = holds.iter().map(|_| succeeded()).collect();
+                let answers = self.hand_in_all(&holds, &ends).await;
+                assert!(answers.iter().all(|answer| *answer == HandInAnswer::Applied));
+            }
+            self.bed.store.end_batch(batch).await.unwrap();
+        }
+        while self.bed.store.clear_cancelled(batch, 100).await.unwrap() {}
+    }
+
+    /// What the database has of a batch, by its lease ids.
+    async fn stored(&self, batch: BatchId, rows: &str) -> HashSet<Ack> {
+        let rows = self.bed.sql.query(rows, &[&batch.uuid()]).await.unwrap();
+        let acks = rows.iter().map(|row| {
+            (batch, Position::new(row.get(0)), LeaseId::from_uuid(row.get(1)))
+        });
+        let count = rows.len();
+        let acks: HashSet<Ack> = acks.collect();
+        assert_eq!(acks.len(), count, "nothing is stored twice under one lease");
+        acks
+    }
+
+    async fn compare_with_record(&self, batch: BatchId) {
+        let published = "
+            SELECT position, lease_id FROM holdfast.outcomes
+             WHERE batch_id = $1 AND lease_id IS NOT NULL
+            UNION ALL
+            SELECT position, lease_id FROM holdfast.attempts
+             WHERE batch_id = $1 AND by_holder AND ending = 'retried'";
+        let returned = "
+            SELECT position, lease_id FROM holdfast.attempts
+             WHERE batch_id = $1 AND by_holder AND ending <> 'retried'";
+        let of = |list: &RefCell<HashSet<Ack>>| -> HashSet<Ack> {
+            list.borrow().iter().filter(|ack| ack.0 == batch).copied().collect()
+        };
+        assert_eq!(self.stored(batch, published).await, of(&self.published), "published");
+        assert_eq!(self.stored(batch, returned).await, of(&self.returned), "returned");
+    }
+}
+
+#[tokio::test]
+async fn random_interleavings_keep_every_promise() {
+    println!("seed {SEED}"); // shown when the test fails
+    let world = World::new().await;
+    let actors = (0..ACTORS).map(|n| world.act(StdRng::seed_from_u64(SEED + n)));
+    tokio::join!(join_all(actors), async {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        world.over.set(true);
+    });
+    println!(
+        "{} steps, {} published, {} returned, {} cancelled",
+        world.steps.get(),
+        world.published.borrow().len(),
+        world.returned.borrow().len(),
+        world.cancelled.borrow().len()
+    );
+
+    for batch in &world.batches {
+        assert_invariants(&world.bed.sql, *batch).await;
+        world.finish_all(*batch).await;
+        assert_invariants(&world.bed.sql, *batch).await;
+        let counts = world.bed.counts(*batch).await;
+        assert_eq!(counts.unfinished(), 0);
+        let cancelled = world.cancelled.borrow().contains(batch);
+        assert!(cancelled || counts.cancelled == 0);
+        world.compare_with_record(*batch).await;
+    }
+    assert_no_deadlock(&world.bed.sql).await;
+}
