@@ -29,12 +29,15 @@ END $$;
 -- not_before | closed (paused, cancelled, ended) | ended (by this call) | contended | claims_off | unknown.
 -- ready_in_s: when a look is worth while again, where that is known.
 -- alone: the lease's one item has taken its worker down twice and must run by itself.
+--
+-- jit is off here and wherever plans are pinned: on paper a forbidden plan that has no alternative
+-- costs 1e10, and compiling it takes a hundred times as long as running it.
 CREATE FUNCTION holdfast.claim(p_batch uuid, p_lease uuid, p_worker uuid, p_want integer,
                                p_lease_s double precision, p_traceparent text,
     OUT answer text, OUT token bigint, OUT positions integer[], OUT histories bigint[],
     OUT ready_in_s double precision, OUT alone boolean)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     b         holdfast.batches;
     p         holdfast.progress;

@@ -11,7 +11,7 @@ CREATE FUNCTION holdfast.hand_in(
     p_ending text[], p_charged boolean[], p_delay_s double precision[], p_history bigint[])
 RETURNS TABLE (lease_id uuid, item_position integer, answer text)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_control text;

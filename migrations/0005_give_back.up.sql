@@ -5,7 +5,7 @@
 CREATE FUNCTION holdfast.give_back(p_batch uuid, p_lease uuid, p_free_interruptions integer)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     v_floor timestamptz;
     v_moved integer;

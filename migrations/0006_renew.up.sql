@@ -9,7 +9,7 @@ CREATE FUNCTION holdfast.renew(p_worker uuid, p_lease_s double precision, p_stat
 RETURNS TABLE (lease_id uuid, answer text, held integer, database_now timestamptz,
                server_started timestamptz, timeline integer, known boolean)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_known boolean;

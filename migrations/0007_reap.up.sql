@@ -10,7 +10,7 @@ CREATE FUNCTION holdfast.reap(p_batch uuid, p_charge boolean, p_max_crashes inte
 RETURNS TABLE (item_position integer, lease_id uuid, token bigint, disposition text,
                late_s double precision)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     b           holdfast.batches;

@@ -70,7 +70,7 @@ CREATE FUNCTION holdfast.retry_failed(p_batch uuid, p_owner text, p_positions in
                                       p_from integer, p_limit integer, p_actor text,
     OUT answer text, OUT moved integer, OUT next_from integer)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     b        holdfast.batches;
     p        holdfast.progress;

@@ -5,7 +5,7 @@ RETURNS TABLE (item_position integer, key text, status text, attempt integer, re
                worker_id uuid, lease_id uuid, token bigint, started_at timestamptz,
                finished_at timestamptz, error text, stop_reason text)
 LANGUAGE sql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
     WITH batch AS (
         SELECT b.control, b.max_live, p.next_position,
                p.executing + p.checking + p.waiting - p.deferred AS live
@@ -48,7 +48,7 @@ $$;
 CREATE FUNCTION holdfast.positions_with_status(p_batch uuid, p_status text, p_from integer,
                                                p_limit integer) RETURNS SETOF integer
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     b      holdfast.batches;
     p      holdfast.progress;
