@@ -478,8 +478,10 @@ impl Worker {
 
 /// Waits until at least `request` is asked for, and answers what is.
 async fn wait_for(stop: &mut watch::Receiver<StopRequest>, request: StopRequest) -> StopRequest {
-    match stop.wait_for(|asked| *asked >= request).await {
-        Ok(asked) => *asked,
+    // Copied at once: its guard would tie the caller's future to one thread.
+    let asked = stop.wait_for(|asked| *asked >= request).await.map(|asked| *asked);
+    match asked {
+        Ok(asked) => asked,
         // Whoever could ask is gone: wind down in order.
         Err(_) if request <= StopRequest::Cancel => StopRequest::Cancel,
         Err(_) => std::future::pending().await,
