@@ -90,19 +90,21 @@ BEGIN
 
     -- Due retries first, from the floor up, as a prefix: up to an item that has to run alone, or
     -- that item by itself. So nothing below the new floor is left behind.
-    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), max(d.ready_at),
-           coalesce(bool_or(d.lone), false), count(*)
-      INTO positions, histories, v_last, alone, v_taken
-      FROM (SELECT w.position, w.history, w.ready_at, w.n, w.lone,
-                   bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
-              FROM (SELECT x.position, x.history, x.ready_at,
-                           holdfast.history_count(x.history, 1) >= 2 AS lone,
-                           row_number() OVER (ORDER BY x.ready_at, x.position) AS n
-                      FROM holdfast.waiting x
-                     WHERE x.batch_id = p_batch AND NOT x.recheck
-                       AND x.ready_at >= p.retry_floor AND x.ready_at <= v_now
-                     ORDER BY x.ready_at, x.position LIMIT v_room) w) d
-     WHERE NOT d.beyond OR d.n = 1;
+    IF p.waiting > 0 THEN
+        SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), max(d.ready_at),
+               coalesce(bool_or(d.lone), false), count(*)
+          INTO positions, histories, v_last, alone, v_taken
+          FROM (SELECT w.position, w.history, w.ready_at, w.n, w.lone,
+                       bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
+                  FROM (SELECT x.position, x.history, x.ready_at,
+                               holdfast.history_count(x.history, 1) >= 2 AS lone,
+                               row_number() OVER (ORDER BY x.ready_at, x.position) AS n
+                          FROM holdfast.waiting x
+                         WHERE x.batch_id = p_batch AND NOT x.recheck
+                           AND x.ready_at >= p.retry_floor AND x.ready_at <= v_now
+                         ORDER BY x.ready_at, x.position LIMIT v_room) w) d
+         WHERE NOT d.beyond OR d.n = 1;
+    END IF;
     IF v_taken > 0 THEN
         WITH gone AS (
             DELETE FROM holdfast.waiting w
@@ -176,7 +178,7 @@ BEGIN
         RETURN;
     END IF;
 
-    IF NOT EXISTS (SELECT FROM unnest(histories) h WHERE h <> 0) THEN
+    IF 0 = ALL (histories) THEN
         histories := NULL;
     END IF;
     token := c.epoch * 2147483648 + (nextval('holdfast.token_seq') - c.sequence_base);
