@@ -121,18 +121,21 @@ BEGIN
         RETURN;
     END IF;
 
-    -- Due retries first: they are in the live window already.
-    SELECT * INTO due FROM holdfast.take_due(p_batch, false, p.retry_floor, v_now, v_room);
-    p.waiting := p.waiting - due.taken;
-    p.executing := p.executing + due.taken;
-    p.retry_floor := due.floor;
-    positions := due.positions;
-    histories := due.histories;
-    alone := due.alone;
+    -- Due retries first: they are in the live window already. The counts are exact under the lock, so
+    -- a batch without any is not searched for them.
+    IF p.waiting > p.deferred THEN
+        SELECT * INTO due FROM holdfast.take_due(p_batch, false, p.retry_floor, v_now, v_room);
+        p.waiting := p.waiting - due.taken;
+        p.executing := p.executing + due.taken;
+        p.retry_floor := due.floor;
+        positions := due.positions;
+        histories := due.histories;
+        alone := due.alone;
+        v_room := v_room - due.taken;
+    END IF;
 
     -- Then, as far as the live window has room, items whose own time has come, then fresh ones.
-    v_room := least(v_room - due.taken,
-                    b.max_live - (p.executing + p.checking + p.waiting - p.deferred));
+    v_room := least(v_room, b.max_live - (p.executing + p.checking + p.waiting - p.deferred));
     IF v_room > 0 AND p.deferred > 0 AND NOT alone THEN
         SELECT * INTO due FROM holdfast.take_due(p_batch, true, p.deferred_floor, v_now, v_room);
         p.waiting := p.waiting - due.taken;
@@ -204,7 +207,7 @@ BEGIN
         RETURN;
     END IF;
 
-    IF NOT EXISTS (SELECT FROM unnest(histories) h WHERE h <> 0) THEN
+    IF 0 = ALL (histories) THEN
         histories := NULL;
     END IF;
     token := c.epoch * 2147483648 + (nextval('holdfast.token_seq') - c.sequence_base);

@@ -272,14 +272,13 @@ async fn a_batch_that_is_deleted_while_its_claim_waits_grants_nothing() {
     let request = bed.request(batch, 1);
     let (claimed, ()) = tokio::join!(bed.store.claim(&request), async {
         bed.until_waiting_for_locks(1).await;
-        held.execute("DELETE FROM holdfast.batches WHERE id = $1", &[&batch.uuid()])
-            .await
-            .unwrap();
+        held.execute("DELETE FROM holdfast.batches WHERE id = $1", &[&batch.uuid()]).await.unwrap();
         held.commit().await.unwrap();
     });
 
     assert!(matches!(claimed, Err(FlightError::RolledBack(_))), "{claimed:?}");
-    let leases: i64 = bed.value(batch, "SELECT count(*) FROM holdfast.leases WHERE batch_id = $1").await;
+    let leases: i64 =
+        bed.value(batch, "SELECT count(*) FROM holdfast.leases WHERE batch_id = $1").await;
     assert_eq!(leases, 0);
     assert_eq!(refusal(&bed.try_claim(batch, 1).await), ClaimAnswer::Unknown);
 }
@@ -292,11 +291,15 @@ async fn a_lease_of_256_items_shrinks_as_they_are_handed_in() {
     assert_eq!(holds.len(), 256);
 
     for group in holds.chunks(60) {
-        assert_eq!(bed.hand_in(group, &succeeded()).await, vec![HandInAnswer::Applied; group.len()]);
+        assert_eq!(
+            bed.hand_in(group, &succeeded()).await,
+            vec![HandInAnswer::Applied; group.len()]
+        );
         assert_invariants(&bed.sql, batch).await;
     }
 
     assert_eq!(bed.counts(batch).await.succeeded, 256);
-    let leases: i64 = bed.value(batch, "SELECT count(*) FROM holdfast.leases WHERE batch_id = $1").await;
+    let leases: i64 =
+        bed.value(batch, "SELECT count(*) FROM holdfast.leases WHERE batch_id = $1").await;
     assert_eq!(leases, 0);
 }

@@ -13,7 +13,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[tokio::test]
 async fn two_thousand_deferred_items_do_not_hold_up_the_ones_behind_them() {
     let bed = Bed::new().await;
-    let batch = bed.batch_of(BatchSpec { items: 2_050, max_live: 20, ..BatchSpec::default() }).await;
+    let batch =
+        bed.batch_of(BatchSpec { items: 2_050, max_live: 20, ..BatchSpec::default() }).await;
     bed.defer(batch, 0, 2_000, 3_600.0).await;
 
     let mut calls = 0;

@@ -19,7 +19,11 @@ async fn a_finish_publishes_the_outcome_under_its_lease_and_frees_the_item() {
     let batch = bed.batch(2).await;
     let hold = bed.claim_one(batch).await;
     let settled = Settlement {
-        result: PublishedResult { json: Some("{\"a\": 1.0}".into()), truncated: true, size_bytes: 9 },
+        result: PublishedResult {
+            json: Some("{\"a\": 1.0}".into()),
+            truncated: true,
+            size_bytes: 9,
+        },
         ..succeeded()
     };
 
@@ -36,7 +40,10 @@ async fn a_finish_publishes_the_outcome_under_its_lease_and_frees_the_item() {
     assert_eq!(row.get::<_, uuid::Uuid>("worker_id"), bed.worker.uuid());
     assert_eq!(row.get::<_, i32>("attempt"), 1);
     assert_eq!(row.get::<_, &str>("text"), "{\"a\": 1.0}", "as it was written");
-    assert_eq!((row.get::<_, bool>("result_truncated"), row.get::<_, i64>("result_size")), (true, 9));
+    assert_eq!(
+        (row.get::<_, bool>("result_truncated"), row.get::<_, i64>("result_size")),
+        (true, 9)
+    );
     assert_eq!(row.get::<_, &str>("stop_reason"), "completed");
     assert_eq!(bed.statuses(batch).await, [ItemStatus::Succeeded, ItemStatus::Queued]);
     assert_eq!(bed.counts(batch).await.executing, 0);
@@ -122,11 +129,8 @@ async fn what_a_lease_keeps_keeps_its_own_histories() {
     bed.finish(&holds[1]).await;
     bed.finish(&holds[3]).await;
 
-    let kept = bed
-        .sql
-        .query_one("SELECT positions, histories FROM holdfast.leases", &[])
-        .await
-        .unwrap();
+    let kept =
+        bed.sql.query_one("SELECT positions, histories FROM holdfast.leases", &[]).await.unwrap();
     assert_eq!(kept.get::<_, Vec<i32>>(0), [0, 2]);
     let histories: Vec<u8> = kept
         .get::<_, Vec<i64>>(1)

@@ -74,7 +74,10 @@ async fn a_heartbeat_without_leases_still_tells_the_clock_and_beats() {
     assert!((now - renewal.database_now).abs() < time::Duration::seconds(30));
     assert_eq!(renewal.server_started, row.get::<_, time::OffsetDateTime>(1));
     assert_eq!(renewal.timeline, 1);
-    assert_eq!((row.get::<_, &str>(2), row.get::<_, i32>(3), row.get::<_, bool>(4)), ("running", 1, true));
+    assert_eq!(
+        (row.get::<_, &str>(2), row.get::<_, i32>(3), row.get::<_, bool>(4)),
+        ("running", 1, true)
+    );
 }
 
 #[tokio::test]

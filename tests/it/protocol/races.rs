@@ -75,12 +75,9 @@ async fn finish_against_cancel() {
         let batch = bed.batch(3).await;
         let holds = bed.claim(batch, 2).await;
 
-        let (answers, control) = race(
-            round,
-            bed.hand_in(&holds, &succeeded()),
-            bed.control(batch, ControlVerb::Cancel),
-        )
-        .await;
+        let (answers, control) =
+            race(round, bed.hand_in(&holds, &succeeded()), bed.control(batch, ControlVerb::Cancel))
+                .await;
 
         assert_eq!(control, ControlAnswer::Applied);
         let counts = bed.counts(batch).await;
@@ -128,12 +125,9 @@ async fn renew_against_reap() {
         let (lease, token) = (hold.lease(), hold.token());
         let beat = [Vouched { batch, lease, token, started: Vec::new() }];
 
-        let (renewal, taken) = race(
-            round,
-            bed.store.renew(bed.worker, TTL, "running", 1, &beat),
-            bed.reap(batch),
-        )
-        .await;
+        let (renewal, taken) =
+            race(round, bed.store.renew(bed.worker, TTL, "running", 1, &beat), bed.reap(batch))
+                .await;
 
         assert_invariants(&bed.sql, batch).await;
         let answer = renewal.unwrap().leases[0].answer;
@@ -230,9 +224,12 @@ async fn hand_ins_of_the_same_leases_in_different_orders() {
 
         let returned = again(History::FRESH, Duration::ZERO);
         let done = succeeded();
-        let answers = join_all(groups.iter().enumerate().map(|(n, group)| {
-            bed.hand_in(group, if n == 3 { &returned } else { &done })
-        }))
+        let answers = join_all(
+            groups
+                .iter()
+                .enumerate()
+                .map(|(n, group)| bed.hand_in(group, if n == 3 { &returned } else { &done })),
+        )
         .await;
 
         assert!(answers.iter().flatten().all(|answer| *answer == Applied));
@@ -278,12 +275,12 @@ async fn a_pause_against_a_claim() {
 #[tokio::test]
 async fn a_claim_against_hand_ins_that_return_items() {
     let bed = Bed::new().await;
-    let batch = bed.batch_of(BatchSpec { items: 40, max_attempts: 100, ..Default::default() }).await;
+    let batch =
+        bed.batch_of(BatchSpec { items: 40, max_attempts: 100, ..Default::default() }).await;
     let mut held = bed.claim(batch, 10).await;
     for round in 0..ROUNDS {
         let returned = again(History::FRESH, Duration::ZERO);
-        let (_, claim) =
-            race(round, bed.hand_in(&held, &returned), bed.try_claim(batch, 10)).await;
+        let (_, claim) = race(round, bed.hand_in(&held, &returned), bed.try_claim(batch, 10)).await;
         assert_invariants(&bed.sql, batch).await;
         held = match claim {
             holdfast::store::Claim::Granted { holds, .. } => holds,

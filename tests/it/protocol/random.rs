@@ -218,9 +218,9 @@ impl World {
     /// What the database has of a batch, by its lease ids.
     async fn stored(&self, batch: BatchId, rows: &str) -> HashSet<Ack> {
         let rows = self.bed.sql.query(rows, &[&batch.uuid()]).await.unwrap();
-        let acks = rows.iter().map(|row| {
-            (batch, Position::new(row.get(0)), LeaseId::from_uuid(row.get(1)))
-        });
+        let acks = rows
+            .iter()
+            .map(|row| (batch, Position::new(row.get(0)), LeaseId::from_uuid(row.get(1))));
         let count = rows.len();
         let acks: HashSet<Ack> = acks.collect();
         assert_eq!(acks.len(), count, "nothing is stored twice under one lease");

@@ -219,7 +219,8 @@ async fn a_first_expiry_is_ready_at_once_and_later_ones_back_off_within_their_bo
         backoff_max: Duration::from_secs(300),
         ..REAP
     };
-    let longest = "SELECT coalesce(max(extract(epoch FROM ready_at - clock_timestamp())), 0)::float8
+    let longest =
+        "SELECT coalesce(max(extract(epoch FROM ready_at - clock_timestamp())), 0)::float8
                      FROM holdfast.waiting WHERE batch_id = $1";
     let mut bounds = Vec::new();
     for attempts in 0..5 {
@@ -232,7 +233,9 @@ async fn a_first_expiry_is_ready_at_once_and_later_ones_back_off_within_their_bo
         let ready = "UPDATE holdfast.waiting SET ready_at = clock_timestamp() WHERE batch_id = $1";
         bed.run(ready, &[&batch.uuid()]).await;
     }
-    let seen = |n: usize, low: f64, high: f64| assert!(low <= bounds[n] && bounds[n] <= high, "{bounds:?}");
+    let seen = |n: usize, low: f64, high: f64| {
+        assert!(low <= bounds[n] && bounds[n] <= high, "{bounds:?}")
+    };
     seen(0, -10.0, 0.0);
     seen(1, 60.0, 100.0);
     seen(2, 120.0, 200.0);

@@ -19,7 +19,12 @@ async fn failed_batch(bed: &Bed, items: i32) -> BatchId {
     batch
 }
 
-async fn retry(bed: &Bed, batch: BatchId, list: Option<&[Position]>, from: i32) -> (i32, Option<i32>) {
+async fn retry(
+    bed: &Bed,
+    batch: BatchId,
+    list: Option<&[Position]>,
+    from: i32,
+) -> (i32, Option<i32>) {
     let from = Position::new(from);
     match bed.store.retry_failed(batch, None, list, from, 3, "tester").await.unwrap() {
         RetryAnswer::Moved { items, next } => (items, next.map(Position::get)),
@@ -193,8 +198,11 @@ async fn a_hundred_thousand_failed_items_are_retried_while_claims_go_on() {
         while let Some(next) = from {
             let from_next = Position::new(next);
             let began = bed_clock(&bed).await;
-            let chunk =
-                bed.store.retry_failed(batch, None, None, from_next, 1_000, "tester").await.unwrap();
+            let chunk = bed
+                .store
+                .retry_failed(batch, None, None, from_next, 1_000, "tester")
+                .await
+                .unwrap();
             slowest.set(slowest.get().max(bed_clock(&bed).await - began));
             let RetryAnswer::Moved { items, next } = chunk else { panic!("{chunk:?}") };
             moved += items;

@@ -126,10 +126,8 @@ async fn a_migration_that_waits_for_a_lock_lets_readers_pass() {
     let (done, ()) = tokio::join!(migrate::down(bed.db.url(), 0), async {
         bed.until_waiting_for_locks(1).await;
         // It waits for the reader; whoever comes after waits for it, but not for good.
-        let late = bed.value::<i64>(
-            batch,
-            "SELECT count(*) FROM holdfast.items WHERE batch_id = $1",
-        );
+        let late =
+            bed.value::<i64>(batch, "SELECT count(*) FROM holdfast.items WHERE batch_id = $1");
         let late = tokio::time::timeout(Duration::from_secs(20), late).await;
         assert_eq!(late.expect("passed"), 1);
         reader.commit().await.unwrap();

@@ -44,14 +44,14 @@ async fn derived(bed: &Bed, batch: BatchId) -> Vec<ItemStatus> {
     }
     let outcomes = "SELECT position, status FROM holdfast.outcomes WHERE batch_id = $1";
     for row in bed.sql.query(outcomes, &[&id]).await.unwrap() {
-        let ended = if row.get::<_, &str>(1) == "failed" { Place::Failed } else { Place::Succeeded };
+        let ended =
+            if row.get::<_, &str>(1) == "failed" { Place::Failed } else { Place::Succeeded };
         places.insert(row.get(0), (ended, false));
     }
     let room = (row.get::<_, i32>("max_live") - live).max(0);
     (0..items)
         .map(|position| {
-            let (place, started) =
-                places.get(&position).copied().unwrap_or((Place::Fresh, false));
+            let (place, started) = places.get(&position).copied().unwrap_or((Place::Fresh, false));
             ItemStatus::of(place, started, position < cursor + room)
         })
         .collect()
@@ -61,7 +61,8 @@ async fn derived(bed: &Bed, batch: BatchId) -> Vec<ItemStatus> {
 async fn step(bed: &Bed, batch: BatchId, rng: &mut StdRng, held: &mut Vec<Hold>) {
     match rng.random_range(0..10) {
         0..=3 => {
-            if let Claim::Granted { holds, .. } = bed.try_claim(batch, rng.random_range(1..6)).await {
+            if let Claim::Granted { holds, .. } = bed.try_claim(batch, rng.random_range(1..6)).await
+            {
                 held.extend(holds);
             }
         }
@@ -145,9 +146,10 @@ async fn pages_end_at_the_ends_of_a_batch() {
         let pending =
             bed.store.items(batch, Some(ItemStatus::Pending), at(from), 1_000).await.unwrap();
         let exported = bed.store.export_page(batch, at(from), 1_000).await.unwrap();
-        assert_eq!([all.len(), queued.len(), pending.len(), exported.len()], [
-            expected, expected, 0, expected
-        ]);
+        assert_eq!(
+            [all.len(), queued.len(), pending.len(), exported.len()],
+            [expected, expected, 0, expected]
+        );
     }
     let nowhere = BatchId::generate();
     for status in ItemStatus::ALL.map(Some).into_iter().chain([None]) {

@@ -116,7 +116,10 @@ async fn a_cancelled_batch_publishes_nothing_more() {
     bed.control(batch, ControlVerb::Cancel).await;
 
     assert_eq!(bed.finish(&holds[0]).await, Cancelled);
-    assert_eq!(bed.hand_in_one(&holds[1], &again(holds[1].history(), Duration::ZERO)).await, Cancelled);
+    assert_eq!(
+        bed.hand_in_one(&holds[1], &again(holds[1].history(), Duration::ZERO)).await,
+        Cancelled
+    );
     while bed.store.clear_cancelled(batch, 1).await.unwrap() {}
     assert_eq!(bed.finish(&holds[0]).await, Cancelled);
 

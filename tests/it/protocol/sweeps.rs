@@ -158,8 +158,10 @@ async fn pruning_beside_claims_and_hand_ins_loses_no_count() {
             loop {
                 match bed.try_claim(batch, 3).await {
                     Claim::Granted { holds, .. } => {
-                        let (back, done) = holds.split_at(usize::from(holds[0].history() == History::FRESH));
-                        bed.hand_in(back, &again(History::FRESH.plus_admission(), Duration::ZERO)).await;
+                        let (back, done) =
+                            holds.split_at(usize::from(holds[0].history() == History::FRESH));
+                        bed.hand_in(back, &again(History::FRESH.plus_admission(), Duration::ZERO))
+                            .await;
                         bed.hand_in(done, &succeeded()).await;
                     }
                     Claim::Nothing(..) if bed.counts(batch).await.unfinished() == 0 => break,
@@ -217,7 +219,11 @@ async fn a_ranking_names_what_a_claim_would_get_something_from() {
     bed.run(due, &[&deferred.uuid()]).await;
     let mut found = ranked(&bed, &[]).await;
     found.sort_unstable();
-    assert_eq!(found, [open, full], "a due retry fits into a full window, a due fresh one does not");
+    assert_eq!(
+        found,
+        [open, full],
+        "a due retry fits into a full window, a due fresh one does not"
+    );
     assert_eq!(ranked(&bed, &[open]).await, [full]);
 
     bed.finish(&held).await;

@@ -127,9 +127,10 @@ impl Bed {
             &[&batch.uuid(), &from, &to, &seconds],
         )
         .await;
-        self.run("UPDATE holdfast.batches SET has_not_before = true WHERE id = $1", &[
-            &batch.uuid()
-        ])
+        self.run(
+            "UPDATE holdfast.batches SET has_not_before = true WHERE id = $1",
+            &[&batch.uuid()],
+        )
         .await;
     }
 
