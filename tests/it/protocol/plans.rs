@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast::model::{BatchId, History, ItemStatus, Position};
 use holdfast::store::{ControlVerb, Vouched};
 
-use crate::support::fixture::{Bed, TTL, again, failed, succeeded};
+use crate::support::fixture::{Bed, TTL, again, everything, failed, succeeded};
 use crate::support::invariants::assert_invariants;
 
 const ITEMS: i32 = 20_000;
@@ -76,7 +76,7 @@ async fn exercise(bed: &Bed, batch: BatchId) {
             bed.store.items(batch, status, Position::new(from), 100).await.unwrap();
         }
     }
-    bed.store.export_page(batch, Position::new(500), 100).await.unwrap();
+    bed.store.export_page(&everything(batch, 500)).await.unwrap();
     bed.store.position_of_key(batch, "item-77").await.unwrap().unwrap();
     bed.store.batch(batch, None).await.unwrap().unwrap();
 }

@@ -8,7 +8,7 @@ use holdfast::model::{
 };
 use holdfast::store::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, Database, DatabaseOptions,
-    FlightError, HandIn, HandInAnswer, ReapPolicy, Reaped, RetryAnswer, WorkerRow,
+    ExportRange, FlightError, HandIn, HandInAnswer, ReapPolicy, Reaped, RetryAnswer, WorkerRow,
 };
 use time::OffsetDateTime;
 use tokio_postgres::Client;
@@ -330,5 +330,17 @@ pub(crate) fn again(history: History, delay: Duration) -> Settlement {
             history: history.plus_attempt(),
         },
         ..failed()
+    }
+}
+
+/// A page of an export from a position on.
+pub(crate) fn everything(batch: BatchId, from: i32) -> ExportRange {
+    ExportRange {
+        batch,
+        cancelled: false,
+        statuses: ItemStatus::ALL.to_vec(),
+        from: Position::new(from),
+        positions: 1_000,
+        bytes: 1 << 20,
     }
 }
