@@ -25,7 +25,13 @@ pub use self::exit::{CliError, Exit};
 #[derive(Args, Clone, Debug)]
 pub struct Global {
     /// Configuration file; else HOLDFAST_CONFIG, else /etc/holdfast/holdfast.toml if it is there.
-    #[arg(long, global = true, value_name = "FILE", env = "HOLDFAST_CONFIG")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "HOLDFAST_CONFIG",
+        help_heading = "Common options"
+    )]
     pub config: Option<std::path::PathBuf>,
     /// PostgreSQL connection URL; else the key database.url.
     #[arg(
@@ -33,11 +39,12 @@ pub struct Global {
         global = true,
         value_name = "URL",
         env = "HOLDFAST_DATABASE_URL",
-        hide_env_values = true
+        hide_env_values = true,
+        help_heading = "Common options"
     )]
     pub database_url: Option<String>,
     /// Print JSON for programs instead of text for people.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Common options")]
     pub json: bool,
 }
 

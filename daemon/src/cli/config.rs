@@ -9,7 +9,7 @@ use super::exit::{CliError, Exit};
 use super::output::{plain, print_json, print_line, print_text};
 use crate::config::{Settings, check_report};
 
-/// Looks at the configuration; starts nothing and reaches no database.
+/// Look at the configuration; starts nothing and reaches no database.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -22,7 +22,7 @@ pub(super) struct ConfigArguments {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Checks all sources together: file, environment, flags.
+    /// Check all sources together: file, environment, flags.
     ///
     /// Everything that is wrong is named with its source; the exit code is 78 then.
     #[command(after_help = "\
@@ -30,7 +30,7 @@ Examples:
   holdfast config check
   holdfast config check --config holdfast.toml --json")]
     Check,
-    /// Shows every setting in effect and where it came from; secrets are left out.
+    /// Show every setting in effect and where it came from; secrets are left out.
     #[command(after_help = "\
 Examples:
   holdfast config show

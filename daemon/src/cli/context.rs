@@ -109,7 +109,7 @@ impl Interrupt {
     /// Safe: a later call sees it.
     pub(super) async fn wait(&mut self) {
         if self.0.next().await.is_none() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

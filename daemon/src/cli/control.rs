@@ -12,7 +12,7 @@ use super::output::{print_error, print_json, print_line};
 use crate::model::BatchId;
 use crate::store::{ControlAnswer, ControlVerb, Database, Event, FlightError};
 
-/// Ends batches now: nothing of them is published afterwards, and what runs is stopped.
+/// End batches now: nothing of them is published any more, what runs is stopped.
 ///
 /// What has ended stays and can be exported. A batch that is cancelled already stays so.
 #[derive(Args, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct CancelArguments {
     batches: Batches,
 }
 
-/// Stops handing out items of batches; what runs goes on to its end.
+/// Stop handing out items of batches; what runs goes on to its end.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exit codes: 73 a batch has ended or is cancelled; 77 no such batch.
@@ -40,7 +40,7 @@ pub(super) struct PauseArguments {
     batches: Batches,
 }
 
-/// Lets paused batches go on.
+/// Let paused batches go on.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exit codes: 73 a batch has ended or is cancelled; 77 no such batch.

@@ -19,14 +19,17 @@ use crate::export::{ENDED, Export};
 use crate::model::ItemStatus;
 use crate::store::BatchRow;
 
-/// Writes the ended items of a batch as JSON lines, in the order of their positions.
-///
-/// Every line has these members in this order, null where there is nothing to say: key, position,
-/// status, attempt, result, result_truncated, result_size, error, stop_reason, started_at,
-/// finished_at, acceptance_criteria, acceptance_verdict. Results are as they were stored, digit for
-/// digit. Items that have not ended are left out, and counted on standard error.
+/// Write the ended items of a batch as JSON lines, in the order of their positions.
 #[derive(Args, Debug)]
-#[command(after_help = "\
+#[command(
+    long_about = "\
+Write the ended items of a batch as JSON lines, in the order of their positions.
+
+Every line has these members in this order, null where there is nothing to say: key, position,
+status, attempt, result, result_truncated, result_size, error, stop_reason, started_at, finished_at,
+acceptance_criteria, acceptance_verdict. Results are as they were stored, digit for digit. Items that
+have not ended are left out, and counted on standard error.",
+    after_help = "\
 With --output the file appears, or is replaced, when it is complete and on disk; nothing is left of
 a failed export. On standard output a failed export ends with an exit code that is not 0: 74 when
 it cannot be written, 75 when the database is gone, 141 when the reader went away.
@@ -34,7 +37,8 @@ it cannot be written, 75 when the database is gone, 141 when the reader went awa
 Examples:
   holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --output results.jsonl
   holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --status failed | jq -r .error
-  holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 | gzip > results.jsonl.gz")]
+  holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 | gzip > results.jsonl.gz"
+)]
 pub(super) struct ExportArguments {
     #[command(flatten)]
     batch: OneBatch,
@@ -64,7 +68,7 @@ pub(super) fn run(global: &Global, arguments: &ExportArguments) -> Result<Exit, 
         let bar = progress_bar(
             global.json || arguments.output.is_none(),
             Some(u64::from(batch.item_count.unsigned_abs())),
-            "exporting [{bar:40}] {human_pos}/{human_len} items, {per_sec}",
+            "exporting [{bar:40}] {human_pos}/{human_len} items, {eta} left",
         );
         let written = match &arguments.output {
             None => to_stdout(&mut export).await,

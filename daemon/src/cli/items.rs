@@ -14,7 +14,7 @@ use crate::export::ENDED;
 use crate::model::{ItemStatus, Position};
 use crate::store::{AttemptRow, BatchRow, Database, ExportRange, ExportRow, ItemRow};
 
-/// Lists items of a batch in the order of their positions, each with its status.
+/// List items of a batch in the order of their positions, each with its status.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 With --json one object a line.
@@ -78,7 +78,7 @@ fn list(items: &[ItemRow]) -> String {
     table(["position", "status", "attempt", "time", "key", "error"], &rows)
 }
 
-/// Shows one item: its input, its result, and every attempt.
+/// Show one item: its input, its result, and every attempt.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:

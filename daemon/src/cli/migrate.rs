@@ -11,7 +11,7 @@ use super::exit::{CliError, Exit};
 use super::output::{print_json, print_line, print_text, table};
 use crate::store::migrate::{self, MigrationStatus, OLDEST};
 
-/// Moves the schema of the database, one migration at a time, each in a transaction of its own.
+/// Move the schema of the database, one migration at a time.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exit codes: 69 what is applied is not what this program would apply, or a migration failed and was
@@ -28,7 +28,7 @@ pub(super) struct MigrateArguments {
 
 #[derive(Debug, Subcommand)]
 enum MigrateCommand {
-    /// Applies what is missing.
+    /// Apply what is missing.
     #[command(after_help = "\
 Examples:
   holdfast migrate up
@@ -38,7 +38,7 @@ Examples:
         #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(i64).range(1..))]
         to: Option<i64>,
     },
-    /// Takes back what is applied, newest first, and the data in it: one migration, or more.
+    /// Take back what is applied, newest first, and the data in it: one migration, or more.
     #[command(after_help = "\
 Examples:
   holdfast migrate down
@@ -51,7 +51,7 @@ Examples:
         #[arg(long)]
         yes: bool,
     },
-    /// Shows what is applied, and whether this program works with it.
+    /// Show what is applied, and whether this program works with it.
     #[command(after_help = "\
 Examples:
   holdfast migrate status

@@ -29,11 +29,10 @@ pub(super) fn print_text(text: &str) -> Result<(), CliError> {
 }
 
 /// Why standard output takes no more. A reader that has gone away ends the command quietly.
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
 pub(super) fn output_error(error: io::Error) -> CliError {
-    let exit = match error.kind() {
-        io::ErrorKind::BrokenPipe => Exit::ReaderGone,
-        _ => Exit::Output,
-    };
+    let gone = error.kind() == io::ErrorKind::BrokenPipe;
+    let exit = if gone { Exit::ReaderGone } else { Exit::Output };
     CliError::new(exit, format!("write to standard output: {error}"))
 }
 
@@ -121,7 +120,9 @@ pub(super) fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> 
         text.push('\n');
     };
     line(header);
-    rows.iter().for_each(|row| line(row.each_ref().map(String::as_str)));
+    for row in rows {
+        line(row.each_ref().map(String::as_str));
+    }
     text
 }
 

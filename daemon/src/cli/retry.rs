@@ -15,7 +15,7 @@ use crate::store::{BatchRow, Database, Event, RetryAnswer};
 /// Items that get new attempts in one transaction, so that claims of the batch are not held up.
 const CHUNK: i32 = 1_000;
 
-/// Gives failed items of a batch new attempts: some by their keys, or all.
+/// Give failed items of a batch new attempts: some by their keys, or all.
 ///
 /// Their attempts count from one again; what they failed with is kept among the attempts of the
 /// item. An ended batch goes on; a paused one stays paused; a cancelled one refuses. Items that

@@ -11,7 +11,7 @@ use super::output::{
 use crate::model::{BatchId, Counts, QueueName};
 use crate::store::{BatchFilter, BatchRow};
 
-/// Shows one batch: its parameters, its state, and how many items are where.
+/// Show one batch: its parameters, its state, and how many items are where.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -28,9 +28,9 @@ pub(super) fn run_show(global: &Global, arguments: &ShowArguments) -> Result<Exi
         let database = connect(&settings).await?;
         let batch = arguments.batch.find(&database).await?;
         if global.json {
-            print_json(&batch)?
+            print_json(&batch)?;
         } else {
-            print_text(&describe(&batch))?
+            print_text(&describe(&batch))?;
         }
         Ok(Exit::Done)
     })
@@ -78,7 +78,7 @@ fn describe_counts(counts: &Counts, total: i32) -> String {
     format!("{}: {}", count(total), parts.join(", "))
 }
 
-/// Lists batches, newest first.
+/// List batches, newest first.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 With --json one object a line.

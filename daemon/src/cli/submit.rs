@@ -21,14 +21,17 @@ use crate::model::QueueName;
 use crate::store::{Database, Stored};
 use crate::submit::{Admitted, Form, NewBatch, Problem, Submission, SubmitError};
 
-/// Submits a batch: all of its items, or nothing.
-///
-/// Each line of the input is a JSON object: {"key": "…", "input": any JSON value}, and optionally
-/// "acceptance_criteria": ["…"] and "not_before": "2026-01-31T08:00:00Z". With --lines each line
-/// is an item as it stands, its key and its input. Everything is checked before anything is stored;
-/// all bad lines are named. Items wait in a temporary file meanwhile, in TMPDIR.
+/// Submit a batch: all of its items, or nothing.
 #[derive(Args, Debug)]
-#[command(after_help = "\
+#[command(
+    long_about = "\
+Submit a batch: all of its items, or nothing.
+
+Each line of the input is a JSON object: {\"key\": \"…\", \"input\": any JSON value}, and optionally
+\"acceptance_criteria\": [\"…\"] and \"not_before\": \"2026-01-31T08:00:00Z\". With --lines each line is an
+item as it stands, its key and its input. Everything is checked before anything is stored; all bad
+lines are named. Items wait in a temporary file meanwhile, in TMPDIR.",
+    after_help = "\
 Exit codes: 0 stored, or stored before under the same --key; 65 bad lines; 66 the file cannot be
 read; 73 the --key was used before with other content; 75 the database is unreachable; 78 no such
 queue. With --watch those of `holdfast watch`.
@@ -36,7 +39,8 @@ queue. With --watch those of `holdfast watch`.
 Examples:
   holdfast submit items.jsonl --queue review --title 'Nightly review'
   find /usr/share/doc -type f | holdfast submit - --lines --queue checksum --watch
-  holdfast submit items.jsonl --queue review --key nightly-2026-01-31 --max-running 4")]
+  holdfast submit items.jsonl --queue review --key nightly-2026-01-31 --max-running 4"
+)]
 pub(super) struct SubmitArguments {
     /// The items; - for standard input.
     #[arg(value_name = "FILE")]
@@ -188,7 +192,7 @@ pub(super) async fn store(
     let bar = progress_bar(
         json,
         Some(items),
-        "storing [{bar:40}] {human_pos}/{human_len} items, {per_sec}",
+        "storing [{bar:40}] {human_pos}/{human_len} items, {eta} left",
     );
     let stored = admitted.store(database, None, |sent| bar.set_position(sent)).await;
     bar.finish_and_clear();

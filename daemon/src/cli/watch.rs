@@ -17,7 +17,7 @@ use crate::clock::{BootInstant, Clock, SystemClock};
 use crate::model::{BatchId, Counts};
 use crate::store::{BatchRow, Database};
 
-/// Follows a batch to its end.
+/// Follow a batch to its end.
 ///
 /// At a terminal it shows a progress bar; elsewhere a line on standard error whenever something has
 /// changed, every two seconds at most; with --json a line of counts on standard output for every
@@ -65,13 +65,11 @@ pub(super) async fn follow(
         () = interrupt.wait() => None,
     };
     display.close();
-    match ended {
-        Some(ended) => summary(&ended?, json),
-        None => {
-            remark(&format!("the batch goes on; look again with: holdfast watch {batch}"));
-            Ok(Exit::Interrupted)
-        }
-    }
+    let Some(ended) = ended else {
+        remark(&format!("the batch goes on; look again with: holdfast watch {batch}"));
+        return Ok(Exit::Interrupted);
+    };
+    summary(&ended?, json)
 }
 
 /// Shows a batch until it has ended.
@@ -148,8 +146,7 @@ struct Look<'a> {
 impl Display {
     pub(super) fn new(json: bool) -> Self {
         let at_terminal = !json && io::stderr().is_terminal();
-        let bar = at_terminal
-            .then(|| progress_bar(json, Some(0), "[{bar:30}] {percent:>3} %  {wide_msg}"));
+        let bar = at_terminal.then(|| progress_bar(json, Some(0), "[{wide_bar}]\n{wide_msg}"));
         let clock = SystemClock;
         Self { json, bar, clock, pace: Pace::default(), shown: None, shown_at: None, away: false }
     }

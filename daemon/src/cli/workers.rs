@@ -8,7 +8,7 @@ use super::exit::{CliError, Exit};
 use super::output::{brief, print_json, print_text, table, time};
 use crate::store::WorkerRow;
 
-/// Lists the workers that have not ended, oldest first.
+/// List the workers that have not ended, oldest first.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 A silent worker has sent no heartbeat for longer than its lease: what it held is being given to

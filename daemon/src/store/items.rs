@@ -255,7 +255,7 @@ impl Database {
             )
             .await?;
         // The server stops at the row that passes the bytes, if there is one.
-        let bytes: i64 = rows.iter().map(|row| row.get::<_, i64>(12)).sum();
+        let bytes: i64 = rows.iter().map(|row| i64::from(row.get::<_, i32>(12))).sum();
         let rows: Vec<ExportRow> = rows.iter().map(export_row).collect();
         let next = match rows.last() {
             Some(last) if bytes >= range.bytes => last.position.get() + 1,

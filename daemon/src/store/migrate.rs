@@ -172,6 +172,7 @@ fn status_of(migration: &Migration, applied: bool) -> MigrationStatus {
 #[expect(clippy::wildcard_enum_match_arm, reason = "sqlx may add kinds")]
 fn ledger_error(error: MigrateError) -> SchemaError {
     match error {
+        MigrateError::Execute(error) if is_lock_timeout(&error) => SchemaError::Busy,
         MigrateError::Execute(error) => SchemaError::Unreachable(error),
         other => SchemaError::Mismatch(format!("cannot read {LEDGER}: {other}")),
     }
@@ -189,13 +190,7 @@ impl Session {
             .execute(&mut connection)
             .await
             .map_err(SchemaError::Unreachable)?;
-        match connection.lock().await {
-            Ok(()) => {}
-            Err(MigrateError::Execute(error)) if is_lock_timeout(&error) => {
-                return Err(SchemaError::Busy);
-            }
-            Err(error) => return Err(ledger_error(error)),
-        }
+        connection.lock().await.map_err(ledger_error)?;
         connection.create_schema_if_not_exists("holdfast").await.map_err(ledger_error)?;
         connection.ensure_migrations_table(LEDGER).await.map_err(ledger_error)?;
         Ok(Self { connection })

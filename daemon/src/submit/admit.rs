@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn items_travel_in_order_and_in_chunks() {
-        let lines: String = (0..2_000).map(|n| format!("{n}{}\n", "x".repeat(300))).collect();
-        let admitted = read(batch(), spec(None), &Settings::defaults(), &lines);
+        let lines: Vec<String> = (0..2_000).map(|n| format!("{n}{}", "x".repeat(300))).collect();
+        let admitted = read(batch(), spec(None), &Settings::defaults(), &lines.join("\n"));
         let (sender, mut items) = mpsc::channel(1_000);
 
         feed(admitted.spooled, &sender);

@@ -8,12 +8,16 @@ SELECT p.position, p.key, p.acceptance_criteria::text, p.status, p.attempt, p.re
   FROM (SELECT i.position, i.key, i.acceptance_criteria, coalesce(o.status, $6) AS status, o.attempt,
                o.result, coalesce(o.result_truncated, false) AS result_truncated,
                coalesce(o.result_size, 0) AS result_size, o.error, o.stop_reason, o.started_at,
-               o.finished_at, s.size, sum(s.size) OVER (ORDER BY i.position) AS reached
+               o.finished_at, s.size,
+               sum(s.size) OVER (ORDER BY i.position ROWS UNBOUNDED PRECEDING) AS reached
           FROM holdfast.items i
-          LEFT JOIN holdfast.outcomes o ON o.batch_id = i.batch_id AND o.position = i.position
+          -- Its range is said for each table, so that one look at each will do.
+          LEFT JOIN holdfast.outcomes o ON o.batch_id = $1 AND o.position = i.position
+               AND o.position >= $2 AND o.position < $2 + $3
          CROSS JOIN LATERAL (
-               SELECT 500 + octet_length(i.key) + coalesce(pg_column_size(i.acceptance_criteria), 0)
-                      + coalesce(o.result_size, 0) + coalesce(octet_length(o.error), 0) AS size) s
+               SELECT least(500 + octet_length(i.key) + coalesce(octet_length(o.error), 0)
+                            + coalesce(pg_column_size(i.acceptance_criteria), 0)
+                            + coalesce(o.result_size, 0), 1 << 30)::integer AS size) s
          WHERE i.batch_id = $1 AND i.position >= $2 AND i.position < $2 + $3
            AND coalesce(o.status, $6) = ANY ($5)) p
  WHERE p.reached - p.size < $4

@@ -1,0 +1,116 @@
+//! Lists and single items.
+
+use serde_json::json;
+
+use super::{Cli, again, failed, succeeded};
+
+#[tokio::test]
+async fn batches_are_listed_newest_first_in_pages() {
+    let cli = Cli::new().await;
+    let mut batches = Vec::new();
+    for n in ["1", "2", "3"] {
+        batches.insert(0, cli.submit_with(&["a"], &["--title", n]).await);
+    }
+    cli.run(&["pause", &batches[1]]).await.exited(0);
+    let list = async |flags: &[&str]| {
+        let arguments = [&["batches", "--json"] as &[&str], flags].concat();
+        let lines = cli.run(&arguments).await.exited(0).lines();
+        lines.iter().map(|line| line["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+
+    assert_eq!(list(&[]).await, batches);
+    assert_eq!(list(&["--limit", "2"]).await, batches[..2]);
+    assert_eq!(list(&["--before", &batches[1]]).await, batches[2..]);
+    assert_eq!(list(&["--state", "paused"]).await, batches[1..2]);
+    assert_eq!(list(&["--queue", "narrow"]).await, Vec::<String>::new());
+    cli.run(&["batches", "--state", "asleep"]).await.exited(2).says("finished");
+
+    let text = cli.run(&["batches", "--limit", "1"]).await.exited(0);
+    assert!(text.out.contains(&batches[0]) && !text.out.contains(&batches[1]), "{}", text.out);
+    text.says(&format!("--before {}", batches[0]));
+}
+
+#[tokio::test]
+async fn items_are_listed_by_position_and_status() {
+    let cli = Cli::new().await;
+    let batch = cli.submit_with(&["a", "b", "c", "d", "e"], &["--max-live", "4"]).await;
+    let fleet = cli.fleet();
+    let holds = fleet.claim(&batch, 3).await;
+    fleet.hand_in(&holds[..1], |_| succeeded("1")).await;
+    fleet.hand_in(&holds[1..2], |_| failed("no\nluck")).await;
+    let list = async |flags: &[&str]| {
+        let arguments = [&["items", &batch, "--json"] as &[&str], flags].concat();
+        let lines = cli.run(&arguments).await.exited(0).lines();
+        lines
+            .iter()
+            .map(|l| format!("{} {}", l["key"].as_str().unwrap(), l["status"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+
+    let all = list(&[]).await;
+    assert_eq!(all, ["a succeeded", "b failed", "c leased", "d queued", "e queued"]);
+    assert_eq!(list(&["--status", "failed"]).await, ["b failed"]);
+    assert_eq!(list(&["--from", "1", "--limit", "2"]).await, all[1..3]);
+    assert_eq!(list(&["--from", "2147483647"]).await, Vec::<String>::new());
+    cli.run(&["items", &batch, "--status", "sleeping"]).await.exited(2);
+
+    let text = cli.run(&["items", &batch, "--limit", "2"]).await.exited(0).says("--from 2");
+    assert!(text.out.contains("no\\nluck"), "{}", text.out);
+}
+
+#[tokio::test]
+async fn an_item_is_shown_with_its_attempts_and_its_result() {
+    let cli = Cli::new().await;
+    let input =
+        b"{\"key\":\"the key\",\"input\":{\"b\":1,\"a\":2},\"acceptance_criteria\":[\"x\"]}";
+    let submit = ["submit", "-", "--queue", "q", "--json"];
+    let ran = cli.run_with(&submit, input).await.exited(0).json();
+    let batch = ran["batch"].as_str().unwrap();
+    let fleet = cli.fleet();
+    fleet.hand_in(&fleet.claim(batch, 1).await, |_| again("first try")).await;
+
+    let item = cli.run(&["item", batch, "the key", "--json"]).await.exited(0).json();
+    assert_eq!((&item["status"], &item["attempt"]), (&json!("queued"), &json!(2)));
+    assert_eq!((&item["result"], &item["result_size"]), (&json!(null), &json!(0)));
+
+    fleet.drain(batch, |_| succeeded("{\"y\":1,\"x\":2}")).await;
+    let ran = cli.run(&["item", batch, "--position", "0", "--json"]).await.exited(0);
+    let item = ran.json();
+    assert_eq!((&item["status"], &item["attempt"]), (&json!("succeeded"), &json!(2)));
+    assert!(ran.out.contains("\"input\":{\"b\":1,\"a\":2},"), "{}", ran.out);
+    assert!(ran.out.contains("\"result\":{\"y\":1,\"x\":2},"), "{}", ran.out);
+    assert_eq!(item["acceptance_criteria"], json!(["x"]));
+    let attempt = &item["attempts"][0];
+    assert_eq!((&attempt["attempt"], &attempt["ending"]), (&json!(1), &json!("error")));
+    assert_eq!((&attempt["error"], &attempt["exit_status"]), (&json!("first try"), &json!(1)));
+    // Numbers that outgrow a double travel as text.
+    assert!(attempt["token"].is_string() && item["token"].is_string());
+
+    let text = cli.run(&["item", batch, "the key"]).await.exited(0).out;
+    for part in ["succeeded", "{\"y\":1,\"x\":2}", "first try", "error, status 1"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    cli.run(&["item", batch, "another"]).await.exited(77).says("\"another\"");
+    cli.run(&["item", batch, "--position", "1"]).await.exited(77).says("position 1");
+    cli.run(&["item", batch]).await.exited(2);
+}
+
+#[tokio::test]
+async fn workers_are_listed_until_they_end() {
+    let cli = Cli::new().await;
+    let client = cli.db.client().await;
+    let register = "INSERT INTO holdfast.workers
+                           (id, name, host, pid, version, queues, slots, lease_s, state, heartbeat_at)
+                    SELECT gen_random_uuid(), n, 'host', 1, '0', '{q}', 16, 60, 'running',
+                           clock_timestamp() - silence
+                      FROM (VALUES ('well', interval '0'), ('gone', interval '2 min')) v(n, silence)";
+    client.batch_execute(register).await.unwrap();
+
+    let workers = cli.run(&["workers", "--json"]).await.exited(0).lines();
+    let mut states: Vec<_> = workers.iter().map(|w| json!([w["name"], w["silent"]])).collect();
+    states.sort_by_key(ToString::to_string);
+    assert_eq!(states, [json!(["gone", true]), json!(["well", false])]);
+
+    client.batch_execute("UPDATE holdfast.workers SET ended_at = now()").await.unwrap();
+    assert_eq!(cli.run(&["workers", "--json"]).await.exited(0).out, "");
+}
