@@ -12,3 +12,4 @@ mod metrics;
 mod protocol;
 mod support;
 mod telemetry;
+mod workers;
