@@ -1,6 +1,7 @@
 //! Slot first, then claim: chooses batches fairly and takes as much as there are free slots.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,8 +81,12 @@ pub struct Claimer {
 
 /// What one call of a claim came to.
 enum Came {
-    Granted,
+    /// So many items.
+    Granted(i64),
+    /// The batch has nothing to give for now.
     Nothing,
+    /// It has, but not at this moment.
+    NothingYet,
     Failed,
 }
 
@@ -137,7 +142,7 @@ impl Claimer {
         }
     }
 
-    /// Claims from the ranked batches while slots are free; whether anything was taken.
+    /// Claims once from each of the ranked batches, while slots are free; whether anything was taken.
     async fn round(
         &mut self,
         stop: &CancellationToken,
@@ -145,42 +150,41 @@ impl Claimer {
         lost: &impl Fn(BatchId, LeaseId),
     ) -> bool {
         self.rank_if_stale().await;
+        fairest_first(&mut self.ranking);
+        let now = self.clock.now();
+        let mut turns: Vec<RankedBatch> = self.ranking.clone();
+        turns.retain(|batch| self.held_off.get(&batch.id).is_none_or(|until| now >= *until));
         let mut took = false;
-        let mut asked = 0;
-        while asked < self.ranking.len() && !stop.is_cancelled() {
+        for (turn, batch) in turns.iter().enumerate() {
             let free = self.slots.free();
-            if free == 0 {
+            if free == 0 || stop.is_cancelled() {
                 break;
             }
-            // Those of the same rank share what is free; a lower rank gets what they leave.
-            let rank = self.ranking[asked].rank;
-            let equals = self.ranking[asked..].iter().take_while(|b| b.rank == rank).count();
-            let batch = self.ranking[asked].clone();
-            let want = free.div_ceil(equals).min(self.policy.most);
-            if self.is_held_off(batch.id) {
-                asked += 1;
-                continue;
-            }
-            match self.claim(&batch, want, granted, lost).await {
-                Came::Granted => {
+            let want = share(free, &turns[turn..]).min(self.policy.most);
+            match self.claim(batch, want, granted, lost).await {
+                Came::Granted(items) => {
                     took = true;
-                    asked += 1;
+                    self.note_served(batch, items);
                 }
-                Came::Nothing => {
-                    self.ranking.remove(asked);
-                }
+                Came::Nothing => self.ranking.retain(|ranked| ranked.id != batch.id),
+                Came::NothingYet => {}
                 Came::Failed => break,
             }
         }
-        self.rotate(asked);
         took
     }
 
-    /// The batches served in this round go behind their equals.
-    fn rotate(&mut self, served: usize) {
-        let Some(first) = self.ranking.first().map(|batch| batch.rank) else { return };
-        let equals = self.ranking.iter().take_while(|batch| batch.rank == first).count();
-        self.ranking[..equals].rotate_left(served.min(equals) % equals.max(1));
+    /// Between two rankings the counts of what is held rise with what is claimed, so that batches
+    /// and owners take turns.
+    fn note_served(&mut self, batch: &RankedBatch, items: i64) {
+        for ranked in &mut self.ranking {
+            if ranked.id == batch.id {
+                ranked.held += items;
+            }
+            if ranked.owner == batch.owner {
+                ranked.held_by_owner += items;
+            }
+        }
     }
 
     async fn rank_if_stale(&mut self) {
@@ -257,13 +261,12 @@ impl Claimer {
                 );
                 let items = holds.into_iter().zip(slots).collect();
                 granted(Granted { batch: batch.id, queue, items, alone, claim: context });
-                Came::Granted
+                Came::Granted(i64::try_from(count).unwrap_or(i64::MAX))
             }
             Ok(Claim::Nothing(answer, ready_in)) => {
                 trace::uneventful(&span);
                 self.metrics.claim(&queue, outcome(answer), took);
-                self.hold_off(batch.id, answer, ready_in);
-                Came::Nothing
+                self.hold_off(batch.id, answer, ready_in)
             }
             Err(failed) => {
                 self.metrics.claim(&queue, ClaimOutcome::Error, took);
@@ -291,33 +294,41 @@ impl Claimer {
         self.held_off.insert(request.batch, self.clock.now() + pause);
     }
 
-    /// When to ask a batch again that had nothing.
-    fn hold_off(&mut self, batch: BatchId, answer: ClaimAnswer, ready_in: Option<Duration>) {
+    /// When to ask a batch again that had nothing, and whether it keeps its place in the ranking.
+    fn hold_off(
+        &mut self,
+        batch: BatchId,
+        answer: ClaimAnswer,
+        ready_in: Option<Duration>,
+    ) -> Came {
         let poll = self.policy.poll_interval;
-        let pause = match answer {
-            ClaimAnswer::Contended => jittered(Duration::from_millis(8)),
+        let (pause, came) = match answer {
+            ClaimAnswer::Contended => (jittered(Duration::from_millis(8)), Came::NothingYet),
             // Ended by what others finish; this process's own finish asks again at once.
             ClaimAnswer::Capped | ClaimAnswer::Window | ClaimAnswer::Backlog => {
-                jittered(poll.min(Duration::from_millis(250)))
+                (jittered(poll.min(Duration::from_millis(250))), Came::NothingYet)
             }
             ClaimAnswer::Empty | ClaimAnswer::NotBefore => {
-                ready_in.map_or(poll, |ready| ready.min(poll))
+                (ready_in.map_or(poll, |ready| ready.min(poll)), Came::Nothing)
             }
-            ClaimAnswer::Closed | ClaimAnswer::ClaimsOff | ClaimAnswer::Unknown => poll,
+            ClaimAnswer::Closed | ClaimAnswer::ClaimsOff | ClaimAnswer::Unknown => {
+                (poll, Came::Nothing)
+            }
         };
         self.held_off.insert(batch, self.clock.now() + pause);
-    }
-
-    fn is_held_off(&self, batch: BatchId) -> bool {
-        self.held_off.get(&batch).is_some_and(|until| self.clock.now() < *until)
+        came
     }
 
     /// When the next look is worth while without being told: a hold-off ends, or an item's time
     /// comes.
-    async fn until_due(&self) -> Option<Duration> {
-        let now = self.clock.now();
-        let held_off = self.held_off.values().map(|until| until.since(now)).min();
+    async fn until_due(&mut self) -> Option<Duration> {
         if self.slots.free() == 0 {
+            return None;
+        }
+        let now = self.clock.now();
+        self.held_off.retain(|_, until| now < *until);
+        let held_off = self.held_off.values().map(|until| until.since(now)).min();
+        if !self.ranking.is_empty() {
             return held_off;
         }
         let due = self.database.next_due(&self.queue_names).await.ok().flatten();
@@ -340,21 +351,35 @@ impl Claimer {
             () = wakeups.told.notified() => {
                 self.metrics.woken(WakeupSource::Notify);
                 self.held_off.clear();
+                self.ranking.clear();
             }
             () = wakeups.settled.notified() => {
                 self.metrics.woken(WakeupSource::Local);
                 self.held_off.clear();
             }
-            () = self.slots.freed() => {
-                self.metrics.woken(WakeupSource::Local);
-                return;
-            }
+            () = self.slots.freed() => self.metrics.woken(WakeupSource::Local),
             () = tokio::time::sleep(pause) => self.metrics.woken(WakeupSource::Poll),
         }
-        // Something may have changed: the ranking is asked anew.
-        self.ranking.clear();
-        self.ranked_at = None;
+        // Nothing in it was worth while: it is asked for anew, however young it is.
+        if self.ranking.is_empty() {
+            self.ranked_at = None;
+        }
     }
+}
+
+/// Higher ranks first, then the owner, then the batch with the fewest held.
+fn fairest_first(ranking: &mut [RankedBatch]) {
+    ranking.sort_by_key(|batch| (Reverse(batch.rank), batch.held_by_owner, batch.held));
+}
+
+/// How many of the free slots the first of these batches may take: its share among the owners of
+/// its rank, and there among their batches. A lower rank gets what they leave.
+fn share(free: usize, turns: &[RankedBatch]) -> usize {
+    let Some(first) = turns.first() else { return 0 };
+    let equals = turns.iter().take_while(|batch| batch.rank == first.rank);
+    let owners: HashSet<&str> = equals.clone().map(|batch| batch.owner.as_str()).collect();
+    let of_owner = equals.filter(|batch| batch.owner == first.owner).count();
+    free.div_ceil(owners.len()).div_ceil(of_owner)
 }
 
 const fn outcome(answer: ClaimAnswer) -> ClaimOutcome {

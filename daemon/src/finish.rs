@@ -13,10 +13,10 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, debug, error, warn};
 
 use crate::capacity::Slot;
-use crate::clock::Clock;
+use crate::clock::{BootInstant, Clock};
 use crate::leases::Leases;
 use crate::model::{AttemptEnding, BatchId, Disposition, Hold, QueueName, Settlement, WorkerId};
-use crate::store::{Database, FlightError, HandIn, HandInAnswer};
+use crate::store::{Database, Event, FlightError, HandIn, HandInAnswer};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, ItemOutcome, LostReason, ReleaseReason};
 use crate::telemetry::trace;
@@ -57,6 +57,15 @@ impl Finished {
 #[derive(Clone)]
 pub struct Finisher {
     shared: Arc<Shared>,
+}
+
+/// The server's answer to a hand-in.
+struct Answered {
+    answers: Vec<HandInAnswer>,
+    /// When the try was sent that was answered.
+    asked_at: BootInstant,
+    /// Whether an earlier try without an answer may have been the one that took effect.
+    may_be_a_repeat: bool,
 }
 
 struct Shared {
@@ -167,8 +176,12 @@ impl Shared {
     async fn hand_in(&self, batch: BatchId, group: Vec<Finished>) {
         let mut queue = vec![group];
         while let Some(mut group) = queue.pop() {
+            let mut leases: Vec<_> = group.iter().map(|f| f.hold.lease()).collect();
+            leases.sort_unstable();
+            leases.dedup();
+            self.leases.hand_in_begins(leases.iter().copied());
             match self.hand_in_until_answered(batch, &group).await {
-                Ok(answers) => self.settle(&group, &answers),
+                Ok(answered) => self.settle(group, &answered).await,
                 Err(refused) if group.len() > 1 => {
                     warn!(%batch, items = group.len(), error = %refused, "a hand-in was refused; taking its items one by one");
                     queue.extend(group.into_iter().map(|finished| vec![finished]));
@@ -185,6 +198,8 @@ impl Shared {
                     }
                 }
             }
+            // Not before its items have left: a heartbeat would take the lease for lost.
+            self.leases.hand_in_ends(leases);
         }
     }
 
@@ -194,48 +209,57 @@ impl Shared {
         &self,
         batch: BatchId,
         group: &[Finished],
-    ) -> Result<Vec<HandInAnswer>, FlightError> {
+    ) -> Result<Answered, FlightError> {
         let items: Vec<HandIn<'_>> =
             group.iter().map(|f| HandIn { hold: &f.hold, settlement: &f.settlement }).collect();
-        let mut leases: Vec<_> = group.iter().map(|f| f.hold.lease()).collect();
-        leases.sort_unstable();
-        leases.dedup();
-        self.leases.hand_in_begins(leases.iter().copied());
         let mut pause = Duration::from_millis(50);
-        let answered = loop {
+        let mut may_be_a_repeat = false;
+        loop {
             let asked_at = self.clock.now();
             let flight = self.database.hand_in(batch, self.worker, self.ttl, &items);
             match flight.await {
                 Ok(answers) => {
                     self.metrics.finish_group(items.len(), self.clock.now().since(asked_at));
-                    for lease in &leases {
-                        self.leases.extend(*lease, asked_at);
-                    }
-                    break Ok(answers);
+                    return Ok(Answered { answers, asked_at, may_be_a_repeat });
                 }
-                Err(refused) if refused.is_lasting() => break Err(refused),
+                Err(refused) if refused.is_lasting() => return Err(refused),
                 Err(failed) => {
+                    may_be_a_repeat |= failed.is_unknown();
                     self.metrics.db_error(failed.class());
                     debug!(%batch, error = %failed, "a hand-in was not answered; repeating it");
                     let jitter = rand::rng().random_range(0.5..1.0);
                     tokio::time::sleep(pause.mul_f64(jitter)).await;
-                    pause = (pause * 2).min(Duration::from_secs(5));
+                    pause = (pause * 2).min(Duration::from_secs(2));
                 }
             }
-        };
-        self.leases.hand_in_ends(leases);
-        answered
+        }
     }
 
     /// Takes note of the answers and frees the slots.
-    fn settle(&self, group: &[Finished], answers: &[HandInAnswer]) {
-        for (finished, answer) in group.iter().zip(answers) {
+    async fn settle(&self, group: Vec<Finished>, answered: &Answered) {
+        let mut given_back = None;
+        for (finished, answer) in group.iter().zip(&answered.answers) {
+            let lease = finished.hold.lease();
             match answer {
-                HandInAnswer::Applied => self.note_applied(finished),
+                HandInAnswer::Applied => {
+                    // A repeat that finds itself applied has extended nothing now (F5).
+                    if !answered.may_be_a_repeat {
+                        self.leases.extend(lease, answered.asked_at);
+                    }
+                    self.note_applied(finished);
+                    if is_given_back(&finished.settlement) {
+                        given_back = Some(finished.queue.clone());
+                    }
+                }
                 HandInAnswer::Lost => self.note_lost(finished, FenceReason::Token),
                 HandInAnswer::Cancelled => self.note_lost(finished, FenceReason::Cancelled),
             }
-            self.leases.leave(finished.hold.lease(), finished.hold.item().position());
+            self.leases.leave(lease, finished.hold.item().position());
+        }
+        drop(group);
+        if let Some(queue) = given_back {
+            // Only a hint: without it the other workers find out by polling.
+            drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }
     }
 
@@ -294,6 +318,14 @@ impl Shared {
             Err(failed) => debug!(%batch, error = %failed, "left to the full sweep"),
         }
     }
+}
+
+/// Whether the item can run elsewhere at once.
+const fn is_given_back(settlement: &Settlement) -> bool {
+    matches!(
+        settlement.disposition,
+        Disposition::Again { ending: AttemptEnding::Interrupted | AttemptEnding::Unstarted, .. }
+    )
 }
 
 /// The stop reason of an item whose outcome the database refused to store.

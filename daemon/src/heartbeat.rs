@@ -23,6 +23,10 @@ use crate::telemetry::metrics::RenewalTiming;
 /// How often the trust deadlines are looked at. Part of the slack of F5.
 const FENCE_TICK: Duration = Duration::from_millis(50);
 
+/// The pause after the first try that was not answered; doubled with each, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
 /// A claim whose answer never came; it is given back until the database has said twice that nothing
 /// of it is there, since the lost statement may commit late (F6).
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +49,10 @@ pub struct Heartbeat {
     healthy: AtomicBool,
     /// Notified when heartbeats are answered again: claims may go on.
     recovered: Arc<Notify>,
+    /// Notified at every answer, for what is done after it.
+    answered: Notify,
+    /// Whether this worker's row was there and open at the last answer.
+    listed: AtomicBool,
     lost_claims: Mutex<Vec<LostClaim>>,
     clock_guard: Mutex<ClockGuard>,
 }
@@ -75,6 +83,8 @@ impl Heartbeat {
             max_interruptions,
             healthy: AtomicBool::new(false),
             recovered,
+            answered: Notify::new(),
+            listed: AtomicBool::new(true),
             lost_claims: Mutex::default(),
             clock_guard: Mutex::new(ClockGuard::new(ttl)),
         }
@@ -101,16 +111,33 @@ impl Heartbeat {
 
     /// Beats until `stop`; the first beat at once.
     pub async fn run(&self, stop: &CancellationToken) {
-        let beat = self.ttl / 3;
-        let mut planned = self.clock.now();
+        let beats = async {
+            let mut planned = self.clock.now();
+            loop {
+                self.beat(planned).await;
+                let pause = (self.ttl / 3).mul_f64(rand::rng().random_range(0.9..1.0));
+                planned = self.clock.now() + pause;
+                crate::clock::sleep_until(&*self.clock, planned).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = beats => {}
+        }
+    }
+
+    /// Does until `stop` what an answered heartbeat calls for and no heartbeat may wait for: it
+    /// takes connections that claims and hand-ins use as well.
+    pub async fn follow_up(&self, stop: &CancellationToken) {
         loop {
-            self.beat(planned).await;
-            let pause = beat.mul_f64(rand::rng().random_range(0.9..1.0));
-            planned = self.clock.now() + pause;
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = crate::clock::sleep_until(&*self.clock, planned) => {}
+                () = self.answered.notified() => {}
             }
+            if !self.listed.load(Ordering::Relaxed) {
+                self.reappear().await;
+            }
+            self.give_back_lost_claims().await;
         }
     }
 
@@ -133,10 +160,9 @@ impl Heartbeat {
         }
     }
 
-    /// One beat: tries until it is answered or the next beat is due.
+    /// One beat: tries until it is answered.
     async fn beat(&self, planned: BootInstant) {
-        let give_up = self.clock.now() + self.ttl / 3;
-        let mut pause = Duration::from_millis(100).min(self.ttl / 30);
+        let mut pause = FIRST_PAUSE.min(self.ttl / 30);
         loop {
             let asked_at = self.clock.now();
             let vouched = self.leases.vouched();
@@ -153,16 +179,13 @@ impl Heartbeat {
                         lateness: asked_at.since(planned),
                         took,
                     });
-                    self.answered(asked_at, &renewal).await;
+                    self.answered(asked_at, &renewal);
                     return;
                 }
                 Err(failed) => self.failed(&failed),
             }
-            if self.clock.now() + pause >= give_up {
-                return;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(self.ttl / 6);
+            tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+            pause = (pause * 2).min(self.ttl / 6).min(LONGEST_PAUSE);
         }
     }
 
@@ -176,7 +199,7 @@ impl Heartbeat {
         }
     }
 
-    async fn answered(&self, asked_at: BootInstant, renewal: &Renewal) {
+    fn answered(&self, asked_at: BootInstant, renewal: &Renewal) {
         if !self.healthy.swap(true, Ordering::Relaxed) {
             info!("heartbeats are answered");
             self.recovered.notify_one();
@@ -191,10 +214,8 @@ impl Heartbeat {
         for lease in &renewal.leases {
             self.lease_answered(asked_at, lease.lease, lease.answer);
         }
-        if !renewal.known {
-            self.reappear().await;
-        }
-        self.give_back_lost_claims().await;
+        self.listed.store(renewal.known, Ordering::Relaxed);
+        self.answered.notify_one();
     }
 
     fn lease_answered(&self, asked_at: BootInstant, lease: LeaseId, answer: RenewAnswer) {
@@ -238,7 +259,8 @@ impl Heartbeat {
         }
     }
 
-    async fn give_back_lost_claims(&self) {
+    /// Gives back the leases of claims whose answer never came.
+    pub async fn give_back_lost_claims(&self) {
         let lost: Vec<LostClaim> = self.lost_claims().clone();
         for claim in lost {
             let given =

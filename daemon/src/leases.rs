@@ -3,6 +3,7 @@
 //! Shared by the stages of a worker; it decides nothing about the database.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -85,6 +86,8 @@ pub struct Leases {
     clock: Arc<dyn Clock>,
     trust: Duration,
     held: Mutex<HashMap<LeaseId, Held>>,
+    /// Nothing begins any more; changed under the lock of the table.
+    closed: AtomicBool,
 }
 
 impl Leases {
@@ -92,7 +95,7 @@ impl Leases {
     /// its length less the margin (F5).
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, trust: Duration) -> Self {
-        Self { clock, trust, held: Mutex::default() }
+        Self { clock, trust, held: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
     /// Enters a lease that a claim granted.
@@ -100,7 +103,21 @@ impl Leases {
         let trusted_until = grant.asked_at + self.trust;
         let items = positions.into_iter().map(|p| (p, HeldItem::default())).collect();
         let lease = grant.lease;
-        self.table().insert(lease, Held { grant, trusted_until, items, handing_in: 0 });
+        let held = Held { grant, trusted_until, items, handing_in: 0 };
+        let mut table = self.table();
+        if self.closed.load(Ordering::Relaxed) {
+            held.stop(StopCause::Drained);
+        }
+        table.insert(lease, held);
+    }
+
+    /// Lets nothing begin any more: what is held and has not begun is stopped, and so is what comes
+    /// later. What runs goes on.
+    pub fn close(&self) {
+        let table = self.table();
+        self.closed.store(true, Ordering::Relaxed);
+        let items = table.values().flat_map(|held| held.items.values());
+        items.filter(|item| !item.started).for_each(|item| item.stop.stop(StopCause::Drained));
     }
 
     /// Moves a lease's trust deadline forward after a renewal or hand-in asked for at `asked_at`; a
@@ -352,6 +369,30 @@ mod tests {
         let (clock, leases, lease, _) = setup();
         clock.to(45);
         assert!(!leases.begin(lease, Position::new(0)));
+    }
+
+    #[test]
+    fn after_the_close_nothing_begins_and_what_runs_goes_on() {
+        let (clock, leases, lease, batch) = setup();
+        assert!(leases.begin(lease, Position::new(0)));
+
+        leases.close();
+        let later = LeaseId::generate();
+        let grant = Grant {
+            batch,
+            lease: later,
+            token: FencingToken::new(8),
+            queue: "q".parse().unwrap(),
+            asked_at: clock.now(),
+        };
+        leases.enter(grant, [Position::new(2)]);
+
+        assert_eq!(leases.stop_signal(lease, Position::new(0)).cause(), None);
+        for (lease, position) in [(lease, 1), (later, 2)] {
+            let position = Position::new(position);
+            assert_eq!(leases.stop_signal(lease, position).cause(), Some(StopCause::Drained));
+            assert!(!leases.begin(lease, position));
+        }
     }
 
     #[test]

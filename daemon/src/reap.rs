@@ -77,11 +77,16 @@ impl Reaper {
     ) {
         loop {
             let pause = self.policy.fast.mul_f64(rand::rng().random_range(0.9..1.1));
-            tokio::select! {
+            let swept = async {
+                tokio::time::sleep(pause).await;
+                self.sweep(may_reap(), &recovered).await
+            };
+            // Each step is whole, whoever waits for its answer: the end need not wait.
+            let swept = tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-            }
-            let outcome = match self.sweep(may_reap(), &recovered).await {
+                swept = swept => swept,
+            };
+            let outcome = match swept {
                 Ok(()) => ReaperOutcome::Ok,
                 Err(failed) => {
                     self.metrics.db_error(failed.class());
@@ -96,7 +101,7 @@ impl Reaper {
     async fn sweep(&self, may_reap: bool, recovered: &impl Fn()) -> Result<(), SweepError> {
         if may_reap {
             for batch in self.database.batches_of_silent_workers().await? {
-                self.reap(batch, recovered).await?;
+                self.skip_refused(batch, self.reap(batch, recovered).await)?;
             }
         }
         if self.database.take_sweep(self.policy.full).await? {
@@ -108,11 +113,12 @@ impl Reaper {
     async fn full_sweep(&self, may_reap: bool, recovered: &impl Fn()) -> Result<(), SweepError> {
         if may_reap {
             for batch in self.database.batches_with_expired_leases().await? {
-                self.reap(batch, recovered).await?;
+                self.skip_refused(batch, self.reap(batch, recovered).await)?;
             }
         }
         for batch in self.database.exhausted_batches().await? {
-            if self.database.end_batch(batch).await? {
+            let ended = self.database.end_batch(batch).await.map_err(SweepError::from);
+            if self.skip_refused(batch, ended)? == Some(true) {
                 info!(%batch, "ended a batch with nothing left");
             }
         }
@@ -123,6 +129,22 @@ impl Reaper {
         }
         self.database.tidy(i64::from(CHUNK)).await?;
         Ok(())
+    }
+
+    /// A batch that the server refuses to touch now must not keep the others from their recovery.
+    fn skip_refused<T>(
+        &self,
+        batch: BatchId,
+        swept: Result<T, SweepError>,
+    ) -> Result<Option<T>, SweepError> {
+        match swept {
+            Err(SweepError::Flight(refused @ FlightError::RolledBack(_))) => {
+                self.metrics.db_error(refused.class());
+                warn!(%batch, error = %refused, "a sweep left a batch out");
+                Ok(None)
+            }
+            swept => swept.map(Some),
+        }
     }
 
     async fn reap(&self, batch: BatchId, recovered: &impl Fn()) -> Result<(), SweepError> {

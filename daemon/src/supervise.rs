@@ -105,7 +105,7 @@ pub struct Worker {
     finisher: Finisher,
     heartbeat: Arc<Heartbeat>,
     contexts: Arc<Contexts>,
-    /// Attempts under way, from the grant to the hand-in being taken over.
+    /// The claim loop, and attempts from the grant to the hand-in being taken over.
     running: TaskTracker,
     /// Hand-ins under way.
     finishing: TaskTracker,
@@ -196,6 +196,7 @@ impl Worker {
         worker.enter(WorkerState::Running);
         let request = wait_for(&mut stop, StopRequest::Drain(Duration::ZERO)).await;
         claiming.cancel();
+        worker.leases.close();
         let ended = worker.wind_down(request, &mut stop).await;
         loops.cancel();
         while tasks.join_next().await.is_some() {}
@@ -266,11 +267,14 @@ impl Worker {
         let (worker, stop) = (Arc::clone(self), loops.clone());
         tasks.spawn(async move { worker.heartbeat.watch_deadlines(&stop).await });
         let (worker, stop) = (Arc::clone(self), loops.clone());
+        tasks.spawn(async move { worker.heartbeat.follow_up(&stop).await });
+        let (worker, stop) = (Arc::clone(self), loops.clone());
         tasks.spawn(async move { worker.listen(&stop).await });
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         tasks.spawn(async move { worker.sweep(&stop).await });
+        // Among what runs: a drain waits for the claim under way and for what it grants.
         let (worker, stop) = (Arc::clone(self), claiming.clone());
-        tasks.spawn(async move { worker.claim(&stop).await });
+        self.running.spawn(async move { worker.claim(&stop).await });
     }
 
     async fn claim(self: &Arc<Self>, stop: &CancellationToken) {
@@ -328,8 +332,8 @@ impl Worker {
         }
     }
 
-    /// Inputs of claimed items. While the database does not answer it is asked again, until the
-    /// lease is lost or fenced; items without an input are given back unstarted.
+    /// Inputs of claimed items. While the database does not answer it is asked again, until they
+    /// are told to stop; items without an input are given back unstarted.
     async fn read_inputs(
         &self,
         granted: &Granted,
@@ -338,7 +342,7 @@ impl Worker {
     ) -> Vec<ItemInput> {
         let Some(lease) = lease else { return Vec::new() };
         let stop = self.leases.stop_signal(lease, positions[0]);
-        loop {
+        while !stop.token().is_cancelled() {
             match self.parts.database.item_inputs(granted.batch, positions).await {
                 Ok(inputs) => return inputs,
                 Err(failed) => {
@@ -347,10 +351,11 @@ impl Worker {
                 }
             }
             tokio::select! {
-                () = stop.token().cancelled() => return Vec::new(),
+                () = stop.token().cancelled() => {}
                 () = tokio::time::sleep(Duration::from_millis(250)) => {}
             }
         }
+        Vec::new()
     }
 
     async fn sweep(&self, stop: &CancellationToken) {
@@ -442,7 +447,7 @@ impl Worker {
             info!(leases, items, ?grace, "draining: claiming nothing more");
             tokio::select! {
                 biased;
-                () = self.running.wait() => {}
+                () = self.all_handed_in() => {}
                 _ = wait_for(stop, StopRequest::Cancel) => {}
                 () = self.until(grace) => warn!("the drain's grace is over"),
             }
@@ -459,9 +464,12 @@ impl Worker {
             }
         }
         self.enter(WorkerState::Releasing);
-        self.finishing.close();
+        let released = async {
+            self.all_handed_in().await;
+            self.heartbeat.give_back_lost_claims().await;
+        };
         tokio::select! {
-            () = self.finishing.wait() => {}
+            () = released => {}
             _ = wait_for(stop, StopRequest::Abort) => {}
             () = self.until(self.parts.settings.drain.release) => {}
         }
@@ -470,6 +478,13 @@ impl Worker {
             warn!(leases, items, backlog = self.finisher.backlog(), "leases are left to lapse");
         }
         Ended { stopped, forced: items > 0 }
+    }
+
+    /// Waits for what runs, then for what it hands in.
+    async fn all_handed_in(&self) {
+        self.running.wait().await;
+        self.finishing.close();
+        self.finishing.wait().await;
     }
 
     async fn until(&self, limit: Duration) {

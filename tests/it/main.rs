@@ -13,3 +13,4 @@ mod metrics;
 mod protocol;
 mod support;
 mod telemetry;
+mod workers;

@@ -5,6 +5,8 @@
 mod cluster;
 #[path = "support/fixture.rs"]
 pub(crate) mod fixture;
+#[path = "support/fleet.rs"]
+pub(crate) mod fleet;
 #[path = "support/invariants.rs"]
 pub(crate) mod invariants;
 

@@ -22,6 +22,10 @@ pub struct RankedBatch {
     pub owner: String,
     /// Priority with ageing; a higher rank is served first.
     pub rank: i32,
+    /// How many of its items were held by workers.
+    pub held: i64,
+    /// How many items of all batches of its owner were.
+    pub held_by_owner: i64,
 }
 
 /// What a worker has to know of a batch to run its items.
@@ -137,6 +141,8 @@ impl Database {
                 queue: row.get("queue"),
                 owner: row.get("owner"),
                 rank: row.get("rank"),
+                held: row.get("held"),
+                held_by_owner: row.get("held_by_owner"),
             })
             .collect())
     }

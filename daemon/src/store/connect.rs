@@ -10,6 +10,7 @@ use rustls::ClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -58,10 +59,15 @@ impl Database {
         Ok(Self {
             pool,
             heartbeats,
-            limits: Arc::new(FlightLimits::new(options.lock_timeout, options.statement_timeout)),
+            limits: Arc::new(FlightLimits::new(
+                options.lock_timeout,
+                options.statement_timeout,
+                Duration::from_millis(500),
+            )),
             heartbeat_limits: Arc::new(FlightLimits::new(
                 options.heartbeat_timeout / 2,
                 options.heartbeat_timeout,
+                Duration::ZERO,
             )),
             statement_timeout: options.statement_timeout,
             options: Arc::new(options),
@@ -92,18 +98,24 @@ impl Database {
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, FlightError> {
         let client = self.connection().await.map_err(FlightError::NotSent)?;
-        flight(client, &self.limits, sql, params).await
+        let deadline = Instant::now() + self.limits.answer;
+        flight(client, &self.limits, deadline, sql, params).await
     }
 
-    /// Runs the heartbeat on the connection reserved for it.
+    /// Runs the heartbeat on the connection reserved for it. One bound holds for all of it, a new
+    /// connection included: two tries must fit before the trust deadline (F5).
     pub(super) async fn heartbeat_flight(
         &self,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, FlightError> {
-        let client =
-            self.heartbeats.get().await.map_err(|error| FlightError::NotSent(error.into()))?;
-        flight(client, &self.heartbeat_limits, sql, params).await
+        let deadline = Instant::now() + self.heartbeat_limits.answer;
+        let client = match timeout_at(deadline, self.heartbeats.get()).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(error)) => return Err(FlightError::NotSent(error.into())),
+            Err(_) => return Err(FlightError::NotSent(StoreError::TimedOut)),
+        };
+        flight(client, &self.heartbeat_limits, deadline, sql, params).await
     }
 
     /// Runs one plain statement by itself, unnamed, so that it passes any transaction pooler.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::Object;
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
@@ -35,9 +36,10 @@ impl FlightError {
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         let Self::RolledBack(error) = self else { return false };
-        // Classes: data exception, constraint, syntax or access rule, raised by the protocol.
+        // Classes: data exception, constraint, program limit. What else may be refused, such as a
+        // privilege that is missing for a while, must not cost a result that is there.
         error.code().is_some_and(|state| {
-            ["22", "23", "42", "XX"].iter().any(|class| state.code().starts_with(class))
+            ["22", "23", "54"].iter().any(|class| state.code().starts_with(class))
         })
     }
 
@@ -52,16 +54,17 @@ impl FlightError {
     }
 }
 
-/// How long the parts of one flight may take on the server; the client waits a little longer.
+/// How long the parts of one flight may take on the server, and how long the client waits for it.
 #[derive(Clone, Debug)]
 pub(super) struct FlightLimits {
     begin: String,
-    answer: Duration,
+    pub(super) answer: Duration,
 }
 
 impl FlightLimits {
-    /// Limits for transactions that may wait `lock` for a lock and run for `statement` in all.
-    pub(super) fn new(lock: Duration, statement: Duration) -> Self {
+    /// Limits for transactions that may wait `lock` for a lock and run for `statement` in all; the
+    /// client waits `patience` longer than that.
+    pub(super) fn new(lock: Duration, statement: Duration, patience: Duration) -> Self {
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
              SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {statement}; \
@@ -71,11 +74,11 @@ impl FlightLimits {
             lock = lock.as_millis().max(1),
             statement = statement.as_millis().max(1),
         );
-        Self { begin, answer: statement + Duration::from_millis(500) }
+        Self { begin, answer: statement + patience }
     }
 }
 
-/// Runs one protocol function as one transaction in one flight.
+/// Runs one protocol function as one transaction in one flight, answered until `deadline`.
 ///
 /// The three messages are queued before any answer is awaited, so nothing here depends on how soon
 /// this process is scheduled again. A pipelined `COMMIT` after an error answers `ROLLBACK` and the
@@ -86,6 +89,7 @@ impl FlightLimits {
 pub(super) async fn flight(
     client: Object,
     limits: &FlightLimits,
+    deadline: Instant,
     sql: &str,
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, FlightError> {
@@ -96,7 +100,7 @@ pub(super) async fn flight(
             client.batch_execute("COMMIT"),
         )
     };
-    let Ok(answers) = tokio::time::timeout(limits.answer, sent).await else {
+    let Ok(answers) = tokio::time::timeout_at(deadline, sent).await else {
         discard(client);
         return Err(FlightError::Unknown(Box::new(StoreError::TimedOut)));
     };

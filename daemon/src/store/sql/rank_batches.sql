@@ -1,5 +1,7 @@
 -- rank_batches: open batches of some queues with something to claim now, best first: priority with ageing, then the owner, then the batch with the fewest executing, then oldest.
 -- locks: none   fence: none   rows: at most $4
+--
+-- Due by the time of the statement, not of the row: only what is stable is a bound for the index.
 WITH held AS (
     SELECT l.batch_id, sum(cardinality(l.positions)) AS items
       FROM holdfast.leases l GROUP BY l.batch_id
@@ -9,7 +11,8 @@ WITH held AS (
 )
 SELECT b.id, b.queue, b.owner,
        (b.priority + floor(extract(epoch FROM clock_timestamp() - p.recorded_at) / $3))::integer
-           AS rank
+           AS rank,
+       coalesce(h.items, 0)::bigint AS held, coalesce(o.items, 0)::bigint AS held_by_owner
   FROM holdfast.batches b
  CROSS JOIN LATERAL holdfast.current_progress(b.id) p
   LEFT JOIN held h ON h.batch_id = b.id
@@ -24,9 +27,9 @@ SELECT b.id, b.queue, b.owner,
               OR EXISTS (SELECT FROM holdfast.waiting w
                           WHERE w.batch_id = b.id AND NOT w.recheck AND w.deferred
                             AND w.ready_at >= p.deferred_floor
-                            AND w.ready_at <= clock_timestamp())))
+                            AND w.ready_at <= statement_timestamp())))
         OR EXISTS (SELECT FROM holdfast.waiting w
                     WHERE w.batch_id = b.id AND NOT w.recheck AND NOT w.deferred
-                      AND w.ready_at >= p.retry_floor AND w.ready_at <= clock_timestamp()))
- ORDER BY rank DESC, coalesce(o.items, 0), coalesce(h.items, 0), b.id
+                      AND w.ready_at >= p.retry_floor AND w.ready_at <= statement_timestamp()))
+ ORDER BY rank DESC, held_by_owner, held, b.id
  LIMIT $4

@@ -1,0 +1,504 @@
+//! Worker processes on a database of their own, and what their commands noted.
+
+use std::fs::{self, File};
+use std::io::Cursor;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use holdfast::clock::{Clock, SystemClock};
+use holdfast::config::{CommandSpec, QueueSpec, Settings};
+use holdfast::execute::spawn::spawn_with_death_signal;
+use holdfast::model::{BatchId, LeaseId, WorkerId};
+use holdfast::store::{
+    BatchRecord, BatchRow, ControlAnswer, ControlVerb, Database, DatabaseOptions, Event,
+};
+use holdfast::submit::{Form, NewBatch, SubmitLimits, read_items};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use time::OffsetDateTime;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::TestDb;
+
+/// The one queue that a fleet's workers serve.
+pub(crate) const QUEUE: &str = "work";
+
+/// Longer than anything here takes: what is not so by then is a fault, not a slow machine.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// How long a [`SHORT_LEASE`] is: a machine with other things to do renews it in time all the same.
+pub(crate) const SHORT: Duration = Duration::from_secs(3);
+
+/// Settings for tests that wait until a lease expires.
+pub(crate) const SHORT_LEASE: &str = "
+[lease]
+ttl = '3s'
+kill_grace = '200ms'
+slack = '200ms'
+";
+
+/// What workers, their database and their commands share in one test.
+pub(crate) struct Fleet {
+    pub(crate) database: Database,
+    pub(crate) sql: Client,
+    url: String,
+    folder: TempDir,
+    started: AtomicUsize,
+    // Last: dropped when nobody uses it any more.
+    _db: Option<TestDb>,
+}
+
+/// Waits until something holds, and says how long that took.
+pub(crate) async fn until(
+    what: &str,
+    limit: Duration,
+    mut holds: impl AsyncFnMut() -> bool,
+) -> Duration {
+    let began = SystemClock.now();
+    while !holds().await {
+        let waited = SystemClock.now().since(began);
+        assert!(waited < limit, "{what}: not within {limit:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    SystemClock.now().since(began)
+}
+
+/// The time since boot, as commands note it.
+pub(crate) fn now() -> Duration {
+    Duration::from_nanos(SystemClock.now().as_nanos())
+}
+
+impl Fleet {
+    /// No worker yet; `settings` is TOML for those that will be started.
+    pub(crate) async fn new(settings: &str) -> Self {
+        let db = TestDb::fresh().await;
+        let sql = db.client().await;
+        let url = db.url().to_owned();
+        Self::at(url, sql, Some(db), settings)
+    }
+
+    /// The same on a migrated database that the caller looks after.
+    pub(crate) fn at(url: String, sql: Client, db: Option<TestDb>, settings: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let queue = format!("\n[queues.{QUEUE}]\nexecutor = 'command'\nargv = ['true']\n");
+        fs::write(folder.path().join("holdfast.toml"), format!("{settings}{queue}")).unwrap();
+        let database = Database::new(DatabaseOptions {
+            url: url.clone(),
+            application: "test".to_owned(),
+            pool_size: 4,
+            connect_timeout: LONG,
+            lock_timeout: LONG,
+            statement_timeout: LONG,
+            heartbeat_timeout: LONG,
+        })
+        .unwrap();
+        Self { database, sql, url, folder, started: AtomicUsize::new(0), _db: db }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts a worker process.
+    pub(crate) fn start(&self) -> WorkerProcess {
+        self.start_with(&[])
+    }
+
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> WorkerProcess {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let log = self.file(&format!("worker-{number}.log"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+        command
+            .args(["worker", "--health", "127.0.0.1:0", "--log-format", "json"])
+            .args(["--log-level", "info,holdfast=debug", "--database-url", &self.url, "--config"])
+            .arg(self.file("holdfast.toml"))
+            .args(arguments)
+            // Many small workers on one server.
+            .env("HOLDFAST__DATABASE__POOL_SIZE", "4")
+            // What killed workers leave behind goes with the test.
+            .env("TMPDIR", self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .process_group(0);
+        // Each test has its own thread, which lives as long as the test.
+        let child = spawn_with_death_signal(&mut command, Signal::KILL).unwrap();
+        WorkerProcess { child, log, ended: false }
+    }
+
+    /// Stores a batch and tells the workers.
+    pub(crate) async fn submit(&self, submission: Submission) -> BatchId {
+        let id = submission.store(&self.database, &self.file("marks")).await;
+        self.database.notify(&Event::Work(QUEUE.to_owned())).await.unwrap();
+        id
+    }
+
+    /// What the commands noted, in the order in which they did.
+    pub(crate) fn marks(&self) -> Vec<Mark> {
+        let text = fs::read_to_string(self.file("marks")).unwrap_or_default();
+        // A line is one write, but this read may come in the middle of none: all lines are whole.
+        text.lines().map(Mark::parse).collect()
+    }
+
+    /// How often commands of a batch noted `what`.
+    pub(crate) fn count(&self, batch: BatchId, what: &str) -> usize {
+        self.marks().iter().filter(|mark| mark.batch == batch && mark.what == what).count()
+    }
+
+    pub(crate) async fn row(&self, batch: BatchId) -> BatchRow {
+        self.database.batch(batch, None).await.unwrap().unwrap()
+    }
+
+    /// Waits until a batch has ended.
+    pub(crate) async fn ended(&self, batch: BatchId) -> BatchRow {
+        until("the batch ends", LONG, async || self.row(batch).await.is_finished()).await;
+        self.row(batch).await
+    }
+
+    /// Waits until commands have noted `what` so often.
+    pub(crate) async fn noted(&self, batch: BatchId, what: &str, times: usize) {
+        until(what, LONG, async || self.count(batch, what) >= times).await;
+    }
+
+    /// Pauses, resumes or cancels a batch, without telling the workers.
+    pub(crate) async fn control(&self, batch: BatchId, verb: ControlVerb) {
+        let answer = self.database.control_batch(batch, None, verb, "test").await.unwrap();
+        assert_eq!(answer, ControlAnswer::Applied);
+    }
+
+    /// The outcomes of a batch, by position.
+    pub(crate) async fn outcomes(&self, batch: BatchId) -> Vec<Outcome> {
+        let select = "SELECT position, status, attempt, worker_id, lease_id, stop_reason
+                        FROM holdfast.outcomes WHERE batch_id = $1 ORDER BY position";
+        let rows = self.sql.query(select, &[&batch.uuid()]).await.unwrap();
+        rows.iter()
+            .map(|row| Outcome {
+                position: row.get(0),
+                succeeded: row.get::<_, &str>(1) == "succeeded",
+                attempt: row.get(2),
+                worker: WorkerId::from_uuid(row.get(3)),
+                lease: row.get::<_, Option<Uuid>>(4).map(LeaseId::from_uuid),
+                stop_reason: row.get(5),
+            })
+            .collect()
+    }
+
+    /// The attempts of a batch that ended without an outcome, in the order in which they did.
+    pub(crate) async fn attempts(&self, batch: BatchId) -> Vec<AttemptRow> {
+        let select = "SELECT position, attempt, ending, charged, by_holder, worker_id
+                        FROM holdfast.attempts WHERE batch_id = $1 ORDER BY ended_at, position";
+        let rows = self.sql.query(select, &[&batch.uuid()]).await.unwrap();
+        rows.iter()
+            .map(|row| AttemptRow {
+                position: row.get(0),
+                attempt: row.get(1),
+                ending: row.get(2),
+                charged: row.get(3),
+                by_holder: row.get(4),
+                worker: WorkerId::from_uuid(row.get(5)),
+            })
+            .collect()
+    }
+
+    /// One value of a statement whose only parameter is the batch.
+    pub(crate) async fn value<T>(&self, batch: BatchId, sql: &str) -> T
+    where
+        T: for<'a> tokio_postgres::types::FromSql<'a>,
+    {
+        self.sql.query_one(sql, &[&batch.uuid()]).await.unwrap().get(0)
+    }
+
+    /// The id under which a process works, once it is registered.
+    pub(crate) async fn id_of(&self, worker: &WorkerProcess) -> WorkerId {
+        let pid = i32::try_from(worker.child.id()).unwrap();
+        let select = "SELECT id FROM holdfast.workers WHERE pid = $1";
+        let mut id = None;
+        until("the worker registers", LONG, async || {
+            id = self.sql.query_opt(select, &[&pid]).await.unwrap().map(|row| row.get(0));
+            id.is_some()
+        })
+        .await;
+        WorkerId::from_uuid(id.unwrap())
+    }
+
+    /// Every item succeeded, once, and every execution of one was noted once from start to end.
+    pub(crate) async fn assert_each_ran_once(&self, batch: BatchId) {
+        let row = self.row(batch).await;
+        assert_eq!(row.counts.succeeded, row.item_count, "{row:?}");
+        let all: Vec<i32> = (0..row.item_count).collect();
+        for what in ["start", "end"] {
+            let marks = self.marks().into_iter();
+            let mut noted: Vec<i32> = marks
+                .filter(|mark| mark.batch == batch && mark.what == what)
+                .map(|mark| mark.position)
+                .collect();
+            noted.sort_unstable();
+            assert_eq!(noted, all, "{what}");
+        }
+        let outcomes = self.outcomes(batch).await;
+        assert_eq!(outcomes.iter().map(|outcome| outcome.position).collect::<Vec<_>>(), all);
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for number in 0..self.started.load(Ordering::Relaxed) {
+            let log = fs::read_to_string(self.file(&format!("worker-{number}.log")));
+            let log = log.unwrap_or_default();
+            let from = log.lines().count().saturating_sub(60);
+            let tail: Vec<&str> = log.lines().skip(from).collect();
+            eprintln!("--- the last of worker {number}\n{}", tail.join("\n"));
+        }
+    }
+}
+
+/// One line that a command wrote.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) what: String,
+    pub(crate) batch: BatchId,
+    pub(crate) position: i32,
+    pub(crate) attempt: i32,
+    pub(crate) token: i64,
+    /// When, since boot, to a hundredth of a second.
+    pub(crate) at: Duration,
+}
+
+impl Mark {
+    fn parse(line: &str) -> Self {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [what, batch, position, attempt, token, at] = words[..] else {
+            panic!("a mark of its own shape: {line:?}")
+        };
+        Self {
+            what: what.to_owned(),
+            batch: batch.parse().unwrap(),
+            position: position.parse().unwrap(),
+            attempt: attempt.parse().unwrap(),
+            token: token.parse().unwrap(),
+            at: Duration::from_secs_f64(at.parse().unwrap()),
+        }
+    }
+}
+
+/// How many commands ran at once at most, by the marks.
+pub(crate) fn most_at_once<'a>(marks: impl IntoIterator<Item = &'a Mark>) -> usize {
+    let mut running = 0_usize;
+    let mut most = 0;
+    for mark in marks {
+        match mark.what.as_str() {
+            "start" => running += 1,
+            "end" => running -= 1,
+            _ => {}
+        }
+        most = most.max(running);
+    }
+    most
+}
+
+/// A batch to be stored: every item runs `body` in a shell, between a mark `start` and a mark `end`.
+/// In it `mark WORD` notes more, and `$input` is the item's input.
+#[derive(Clone, Debug)]
+pub(crate) struct Submission {
+    pub(crate) items: Vec<Value>,
+    pub(crate) body: String,
+    pub(crate) owner: &'static str,
+    pub(crate) max_running: Option<i32>,
+    pub(crate) max_attempts: i32,
+    pub(crate) not_before: Option<OffsetDateTime>,
+    pub(crate) permanent: Vec<u8>,
+    pub(crate) timeout: Duration,
+}
+
+impl Submission {
+    /// So many items, of which each has its position for its input.
+    pub(crate) fn new(items: usize, body: &str) -> Self {
+        Self::of((0..items).map(|n| serde_json::json!({"key": format!("k{n}"), "input": n})), body)
+    }
+
+    pub(crate) fn of(items: impl IntoIterator<Item = Value>, body: &str) -> Self {
+        Self {
+            items: items.into_iter().collect(),
+            body: body.to_owned(),
+            owner: "default",
+            max_running: None,
+            max_attempts: 3,
+            not_before: None,
+            permanent: Vec::new(),
+            timeout: LONG,
+        }
+    }
+
+    fn spec(&self, marks: &Path) -> QueueSpec {
+        let script = format!(
+            "input=$1; mark() {{ read -r up _ </proc/uptime; echo \"$1 $HOLDFAST_BATCH_ID \
+             $HOLDFAST_POSITION $HOLDFAST_ATTEMPT $HOLDFAST_TOKEN $up\" >>\"$MARKS\"; }}\n\
+             mark start; {}\nmark end",
+            self.body
+        );
+        let argv = ["sh", "-c", &script, "sh", "{input}"].map(str::to_owned);
+        let mut spec = CommandSpec::new(argv.to_vec(), &Settings::defaults().limits);
+        spec.env.insert("MARKS".to_owned(), marks.to_str().unwrap().to_owned());
+        spec.timeout = self.timeout;
+        spec.permanent.clone_from(&self.permanent);
+        QueueSpec::Command(spec)
+    }
+
+    async fn store(self, database: &Database, marks: &Path) -> BatchId {
+        let lines: Vec<String> = self.items.iter().map(|item| format!("{item}\n")).collect();
+        let limits = SubmitLimits::default();
+        let input = Cursor::new(lines.concat());
+        let mut spooled = read_items(input, Form::Jsonl, &limits, None, &mut |_| ()).unwrap();
+        let batch = NewBatch { owner: self.owner.to_owned(), ..queue_batch() };
+        let record = BatchRecord {
+            id: BatchId::generate(),
+            owner: batch.owner.clone(),
+            queue: QUEUE.to_owned(),
+            title: None,
+            thread: None,
+            submission_key: None,
+            digest: spooled.digest(&batch, None),
+            spec_json: self.spec(marks).to_json(),
+            item_count: i32::try_from(spooled.item_count()).unwrap(),
+            has_not_before: spooled.has_not_before(),
+            max_running: self.max_running,
+            max_live: 1000,
+            max_checking: 64,
+            max_attempts: self.max_attempts,
+            priority: 0,
+            not_before: self.not_before,
+            traceparent: None,
+        };
+        let items: Vec<_> = spooled.items().unwrap().map(Result::unwrap).collect();
+        let (send, receive) = mpsc::channel(1);
+        send.send(Ok(items)).await.unwrap();
+        drop(send);
+        database.store_batch(&record, receive, |_| ()).await.unwrap().batch()
+    }
+}
+
+fn queue_batch() -> NewBatch {
+    NewBatch::in_queue(QUEUE.parse().unwrap())
+}
+
+/// One outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) position: i32,
+    pub(crate) succeeded: bool,
+    pub(crate) attempt: i32,
+    pub(crate) worker: WorkerId,
+    /// None when a sweep wrote it.
+    pub(crate) lease: Option<LeaseId>,
+    pub(crate) stop_reason: String,
+}
+
+/// One attempt that did not end in an outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AttemptRow {
+    pub(crate) position: i32,
+    pub(crate) attempt: i32,
+    pub(crate) ending: String,
+    pub(crate) charged: bool,
+    pub(crate) by_holder: bool,
+    pub(crate) worker: WorkerId,
+}
+
+impl AttemptRow {
+    /// Its number, how it ended, and whether it was charged.
+    pub(crate) fn brief(&self) -> (i32, &str, bool) {
+        (self.attempt, &self.ending, self.charged)
+    }
+}
+
+/// One worker process. Dropped, it is killed, and the kernel kills its commands with it.
+pub(crate) struct WorkerProcess {
+    child: Child,
+    log: PathBuf,
+    ended: bool,
+}
+
+impl WorkerProcess {
+    pub(crate) fn signal(&self, signal: Signal) {
+        assert!(!self.ended, "nobody to signal any more");
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.child.wait().unwrap();
+        self.ended = true;
+    }
+
+    /// Its exit status, once it has ended.
+    pub(crate) fn try_exit_status(&mut self) -> Option<i32> {
+        let status = self.child.try_wait().unwrap()?;
+        self.ended = true;
+        Some(status.code().unwrap_or_else(|| panic!("{status}")))
+    }
+
+    /// Waits for its end; its exit status.
+    pub(crate) async fn exit_status(&mut self) -> i32 {
+        let mut status = None;
+        until("the worker ends", LONG, async || {
+            status = self.try_exit_status();
+            status.is_some()
+        })
+        .await;
+        status.unwrap()
+    }
+
+    /// The lines of its log so far.
+    pub(crate) fn log(&self) -> Vec<Value> {
+        let text = fs::read_to_string(&self.log).unwrap();
+        // The last one may be under way.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let parsed = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        whole.lines().map(parsed).collect()
+    }
+
+    /// Asks its health server for `path`: status and body; none when nobody answers.
+    pub(crate) async fn get(&self, path: &str) -> Option<(u16, String)> {
+        let address: SocketAddr = self.log().iter().find_map(|line| {
+            let serves = line["message"] == "serving health and metrics";
+            serves.then(|| line["address"].as_str().unwrap().parse().unwrap())
+        })?;
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    /// Waits until it claims.
+    pub(crate) async fn ready(&self) {
+        let ready = async || self.get("/readyz").await.is_some_and(|(status, _)| status == 200);
+        until("the worker is ready", LONG, ready).await;
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Of a stopped process, too.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Real worker processes: what they promise while they run, stop, freeze and die.
+
+mod cancel;
+mod crash;
+mod fairness;
+mod outage;
+mod retry;
+mod start;
+mod stop;
+mod straggler;
