@@ -399,3 +399,37 @@ const fn outcome(answer: ClaimAnswer) -> ClaimOutcome {
 fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(rand::rng().random_range(0.25..1.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranked(owner: &str, rank: i32, held: i64, held_by_owner: i64) -> RankedBatch {
+        let (id, queue) = (BatchId::generate(), "q".to_owned());
+        RankedBatch { id, queue, owner: owner.to_owned(), rank, held, held_by_owner }
+    }
+
+    #[test]
+    fn the_owner_with_the_fewest_held_comes_first_within_a_rank() {
+        let (urgent, idle) = (ranked("a", 1, 9, 9), ranked("b", 0, 0, 0));
+        let (busy, busier) = (ranked("a", 0, 2, 9), ranked("a", 0, 7, 9));
+        let mut ranking = [busier.clone(), idle.clone(), busy.clone(), urgent.clone()];
+
+        fairest_first(&mut ranking);
+
+        assert_eq!(ranking, [urgent, idle, busy, busier]);
+    }
+
+    #[test]
+    fn free_slots_are_shared_among_owners_and_then_among_their_batches() {
+        let one = ranked("one", 0, 0, 0);
+        let turns = [one.clone(), ranked("many", 0, 0, 0), ranked("many", 0, 0, 0)];
+
+        assert_eq!(share(16, &turns), 8);
+        assert_eq!(share(8, &turns[1..]), 4);
+        assert_eq!(share(4, &turns[2..]), 4);
+        assert_eq!(share(1, &turns), 1);
+        // Those of a lower rank have no share, only what is left.
+        assert_eq!(share(16, &[ranked("one", 1, 0, 0), one]), 16);
+    }
+}
