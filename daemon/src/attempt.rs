@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng;
-use tracing::{Instrument, debug};
+use tracing::{Instrument, debug, error};
 
 use crate::capacity::{Slot, Slots};
 use crate::clock::Clock;
@@ -12,7 +12,8 @@ use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::finish::{Finished, Finisher};
 use crate::leases::{Leases, StopCause, StopSignal};
 use crate::model::{
-    AttemptEnding, Disposition, History, Hold, PublishedResult, QueueName, Settlement,
+    AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, PublishedResult, QueueName,
+    Settlement,
 };
 use crate::store::ItemInput;
 use crate::telemetry::Metrics;
@@ -89,6 +90,7 @@ impl Attempts {
     /// [`Leases`].
     pub async fn run(&self, batch: &BatchContext, claim: Option<TraceContext>, taken: Taken) {
         let Taken { hold, slot, input, alone } = taken;
+        let _lapse = LapseOnPanic { leases: &self.leases, lease: hold.lease(), item: hold.item() };
         let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
         let mut slot = Some(slot);
@@ -199,6 +201,23 @@ impl Attempts {
             }
         }
         settlement
+    }
+}
+
+/// Nobody would hand in the item of an attempt that panicked, and heartbeats would renew its lease
+/// for ever: it is no longer vouched for, so that its lease lapses and the reaper judges.
+struct LapseOnPanic<'a> {
+    leases: &'a Leases,
+    lease: LeaseId,
+    item: ItemRef,
+}
+
+impl Drop for LapseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            error!(item = %self.item, lease = %self.lease, "an attempt panicked: its lease lapses");
+            self.leases.leave(self.lease, self.item.position());
+        }
     }
 }
 
@@ -327,8 +346,16 @@ fn unstarted(clock: &dyn Clock, history: History) -> Settlement {
 #[cfg(test)]
 mod tests {
     use time::OffsetDateTime;
+    use tokio::task::JoinSet;
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
 
     use super::*;
+    use crate::finish::Grouping;
+    use crate::leases::Grant;
+    use crate::model::{BatchId, FencingToken, Position, WorkerId};
+    use crate::store::{Database, DatabaseOptions};
+    use crate::telemetry::BuildInfo;
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
@@ -355,6 +382,79 @@ mod tests {
 
     fn times(n: usize, step: fn(History) -> History) -> History {
         (0..n).fold(History::FRESH, |history, _| step(history))
+    }
+
+    struct Panics;
+
+    #[async_trait::async_trait]
+    impl Executor for Panics {
+        async fn execute(&self, _: &Job, _: &CancellationToken) -> Execution {
+            panic!("a fault of the executor")
+        }
+    }
+
+    #[tokio::test]
+    async fn the_item_of_an_attempt_that_panics_is_no_longer_vouched_for() {
+        let clock: Arc<dyn Clock> = Arc::new(crate::clock::SystemClock);
+        let leases = Arc::new(Leases::new(Arc::clone(&clock), Duration::from_secs(45)));
+        let queue: QueueName = "q".parse().unwrap();
+        let item = ItemRef::new(BatchId::generate(), Position::new(0));
+        let (lease, token) = (LeaseId::generate(), FencingToken::new(7));
+        let asked_at = clock.now();
+        let grant = Grant { batch: item.batch(), lease, token, queue: queue.clone(), asked_at };
+        leases.enter(grant, [item.position()]);
+        let slots = Slots::new(1);
+        let taken = Taken {
+            hold: Hold::new(item, lease, token, History::FRESH),
+            slot: slots.take(1).remove(0),
+            input: Some(ItemInput {
+                position: item.position(),
+                key: "k".into(),
+                input_json: "1".into(),
+            }),
+            alone: false,
+        };
+        let batch = BatchContext {
+            queue,
+            executor: Arc::new(Panics),
+            timeout: Duration::from_secs(1),
+            retry: POLICY,
+            submitted: None,
+        };
+        let attempts = attempts(clock, Arc::clone(&leases), slots.clone());
+
+        let mut running = JoinSet::new();
+        running.spawn(async move { attempts.run(&batch, None, taken).await });
+        let ended = running.join_next().await.unwrap();
+
+        assert!(ended.unwrap_err().is_panic());
+        assert_eq!((leases.size(), slots.free()), ((0, 0), 1));
+    }
+
+    /// Attempts whose hand-ins go nowhere.
+    fn attempts(clock: Arc<dyn Clock>, leases: Arc<Leases>, slots: Slots) -> Attempts {
+        let nowhere = DatabaseOptions {
+            url: "postgres://nowhere".into(),
+            application: "test".into(),
+            pool_size: 1,
+            connect_timeout: Duration::ZERO,
+            lock_timeout: Duration::ZERO,
+            statement_timeout: Duration::ZERO,
+            heartbeat_timeout: Duration::ZERO,
+        };
+        let metrics = Arc::new(Metrics::new([], &BuildInfo::current(1, 1)));
+        let finisher = Finisher::new(
+            Database::new(nowhere).unwrap(),
+            Arc::clone(&clock),
+            Arc::clone(&leases),
+            Arc::clone(&metrics),
+            WorkerId::generate(),
+            Duration::from_mins(1),
+            Grouping { delay: Duration::ZERO, items: 1, bytes: 1 },
+            TaskTracker::new(),
+            Arc::default(),
+        );
+        Attempts::new(clock, leases, slots, metrics, finisher)
     }
 
     #[test]
