@@ -18,7 +18,10 @@ const STUCK_ONCE: &str = "[ $HOLDFAST_ATTEMPT -gt 1 ] || exec sleep 300";
 
 /// Two workers, the first of which holds all items of a batch, and has since the second may judge
 /// expiries.
-async fn holder_and_heir(fleet: &Fleet, items: Submission) -> (WorkerProcess, WorkerProcess, BatchId) {
+async fn holder_and_heir(
+    fleet: &Fleet,
+    items: Submission,
+) -> (WorkerProcess, WorkerProcess, BatchId) {
     let holder = fleet.start();
     holder.ready().await;
     let count = items.items.len();
@@ -115,14 +118,8 @@ async fn expired_leases_of_a_paused_batch_are_recovered_and_nothing_is_claimed()
 
 /// Claims one item under a lease that no process knows of.
 async fn claim_unknown(fleet: &Fleet, batch: BatchId, worker: WorkerId, ttl: Duration) {
-    let request = ClaimRequest {
-        batch,
-        lease: LeaseId::generate(),
-        worker,
-        want: 1,
-        ttl,
-        traceparent: None,
-    };
+    let request =
+        ClaimRequest { batch, lease: LeaseId::generate(), worker, want: 1, ttl, traceparent: None };
     let claim = fleet.database.claim(&request).await.unwrap();
     assert!(matches!(claim, Claim::Granted { .. }), "{claim:?}");
 }

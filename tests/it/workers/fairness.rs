@@ -45,10 +45,8 @@ async fn a_small_batch_is_not_held_up_by_a_huge_one() {
 
     let submitted = now();
     let small = fleet.submit(Submission::new(10, "sleep 0.2")).await;
-    let took = until("the small batch ends", LONG, async || {
-        fleet.row(small).await.is_finished()
-    })
-    .await;
+    let took =
+        until("the small batch ends", LONG, async || fleet.row(small).await.is_finished()).await;
 
     let row = fleet.row(huge).await;
     assert!(row.counts.fresh > 1_000, "the huge one still runs: {row:?}");

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::support::fleet::{Fleet, Submission};
 use crate::support::TestDb;
+use crate::support::fleet::{Fleet, Submission};
 
 /// Runs `holdfast worker` with this configuration to its end: exit status and error.
 async fn refused(config: &str, url: &str) -> (Option<i32>, String) {
@@ -25,7 +25,12 @@ const NOWHERE: &str = "postgres://postgres@127.0.0.1:1/nowhere";
 #[tokio::test]
 async fn a_worker_that_cannot_start_says_why_and_exits_accordingly() {
     let empty = TestDb::fresh().await;
-    empty.client().await.batch_execute("DROP SCHEMA holdfast CASCADE; DROP TABLE IF EXISTS _sqlx_migrations").await.unwrap();
+    empty
+        .client()
+        .await
+        .batch_execute("DROP SCHEMA holdfast CASCADE; DROP TABLE IF EXISTS _sqlx_migrations")
+        .await
+        .unwrap();
     let unknown_key = format!("[lease]\ntll = '60s'\n{QUEUE}");
 
     for (config, url, exit, words) in [

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::fleet::{
-    Fleet, LONG, SHORT_LEASE, Submission, WorkerProcess, until,
-};
+use crate::support::fleet::{Fleet, LONG, SHORT_LEASE, Submission, WorkerProcess, until};
 use crate::support::invariants::assert_invariants;
 
 /// An item that ends when it is told to, or when it runs a second time.
@@ -82,7 +80,8 @@ async fn a_second_signal_stops_what_runs_and_gives_it_back_at_once() {
     assert_eq!(fleet.row(batch).await.counts.executing, 2, "still draining");
     worker.signal(Signal::TERM);
     let exit = worker.exit_status().await;
-    let handed_over = until("both run again", LONG, async || fleet.count(batch, "start") == 4).await;
+    let handed_over =
+        until("both run again", LONG, async || fleet.count(batch, "start") == 4).await;
     fleet.ended(batch).await;
 
     eprintln!("items given back ran elsewhere {handed_over:?} after the exit");
