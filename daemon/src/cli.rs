@@ -24,7 +24,7 @@ pub use self::exit::{CliError, Exit};
 /// Arguments that every command takes.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
-    /// Configuration file; else HOLDFAST_CONFIG, else /etc/holdfast/holdfast.toml if it is there.
+    /// Configuration file; else `HOLDFAST_CONFIG`, else /etc/holdfast/holdfast.toml if it is there.
     #[arg(
         long,
         global = true,
@@ -98,6 +98,7 @@ enum Command {
 }
 
 /// Parses the arguments, runs the command, and answers the exit code.
+#[must_use]
 pub fn main() -> std::process::ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -37,7 +37,7 @@ pub(super) struct WorkerArguments {
     /// A queue to serve; repeat it for more. Else worker.queues, else all that are configured.
     #[arg(long = "queue", value_name = "QUEUE")]
     queues: Vec<String>,
-    /// Executions at once [default: worker.execution_slots].
+    /// Executions at once [default: the key `worker.execution_slots`].
     #[arg(long, value_name = "N")]
     slots: Option<u16>,
     /// Address of /livez, /readyz, /startupz and /metrics; port 0 takes a free one, empty for none.
