@@ -80,6 +80,7 @@ DECLARE
     v_now   timestamptz;
     v_room  integer;
     v_fresh integer[];
+    v_later integer[];
     v_end   integer;
     v_aside integer := 0;
 BEGIN
@@ -151,15 +152,16 @@ BEGIN
             -- Items whose own time has not come step aside into waiting, outside the live window.
             -- Each gets a moment of its own, so that the floor can pass those that were taken.
             v_end := least(b.item_count, p.next_position + v_room + 1000);
-            SELECT array_agg(f.position ORDER BY f.position), coalesce(max(f.position) + 1, v_end)
-              INTO v_fresh, v_end
-              FROM (SELECT g AS position
-                      FROM generate_series(p.next_position, v_end - 1) g
-                     WHERE NOT EXISTS (SELECT FROM holdfast.items i
-                                        WHERE i.batch_id = p_batch AND i.position = g
-                                          AND i.not_before IS NOT NULL AND i.not_before > v_now)
-                     ORDER BY g LIMIT v_room) f;
-            v_fresh := coalesce(v_fresh, '{}');
+            -- The range first, by itself: joined to the series, it would be read for the whole batch.
+            v_later := ARRAY(SELECT i.position FROM holdfast.items i
+                              WHERE i.batch_id = p_batch AND i.position >= p.next_position
+                                AND i.position < v_end AND i.not_before IS NOT NULL
+                                AND i.not_before > v_now);
+            v_fresh := ARRAY(SELECT g FROM generate_series(p.next_position, v_end - 1) g
+                             EXCEPT SELECT unnest(v_later) ORDER BY g LIMIT v_room);
+            IF cardinality(v_fresh) = v_room THEN
+                v_end := v_fresh[v_room] + 1;
+            END IF;
             INSERT INTO holdfast.waiting (batch_id, position, ready_at, deferred)
             SELECT p_batch, i.position,
                    greatest(i.not_before, p.deferred_floor)

@@ -21,7 +21,7 @@ async fn a_cancel_counts_the_rest_and_touches_no_item() {
     bed.hand_in(&holds[1..3], &again(History::FRESH, MINUTE)).await;
     let rows = "SELECT (SELECT count(*) FROM holdfast.leases) * 1000000
                      + (SELECT count(*) FROM holdfast.waiting) * 1000
-                     + (SELECT count(*) FROM holdfast.outcomes) WHERE $1 IS NOT NULL";
+                     + (SELECT count(*) FROM holdfast.outcomes) WHERE $1::uuid IS NOT NULL";
     let before: i64 = bed.value(batch, rows).await;
 
     assert_eq!(bed.control(batch, Cancel).await, Applied);
@@ -42,7 +42,7 @@ async fn leftovers_of_a_cancel_are_cleared_in_chunks_without_touching_counts() {
     let bed = Bed::new().await;
     let batch = bed.batch(20).await;
     for _ in 0..5 {
-        bed.claim_one(batch).await;
+        drop(bed.claim_one(batch).await);
     }
     let holds = bed.claim(batch, 7).await;
     bed.hand_in(&holds, &again(History::FRESH, MINUTE)).await;
@@ -69,7 +69,7 @@ async fn leftovers_of_a_cancel_are_cleared_in_chunks_without_touching_counts() {
 async fn only_cancelled_batches_are_cleared() {
     let bed = Bed::new().await;
     let batch = bed.batch(2).await;
-    bed.claim_one(batch).await;
+    drop(bed.claim_one(batch).await);
 
     assert!(!bed.store.clear_cancelled(batch, 10).await.unwrap());
     assert!(!bed.store.clear_cancelled(BatchId::generate(), 10).await.unwrap());
@@ -83,7 +83,7 @@ async fn clearing_leaves_a_row_in_use_to_the_next_sweep() {
     let bed = Bed::new().await;
     let batch = bed.batch(2).await;
     let hold = bed.claim_one(batch).await;
-    bed.claim_one(batch).await;
+    drop(bed.claim_one(batch).await);
     let mut client = bed.db.client().await;
     let work = client.transaction().await.unwrap();
     let current = "SELECT holdfast.is_current($1, $2, 0, $3)";

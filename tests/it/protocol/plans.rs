@@ -32,7 +32,8 @@ async fn busy_batch(bed: &Bed) -> BatchId {
                 1, $2, clock_timestamp(), 'completed'
            FROM generate_series(0, 11999) g",
         "INSERT INTO holdfast.waiting (batch_id, position, ready_at)
-         SELECT $1, g, clock_timestamp() FROM generate_series(12000, 13999) g WHERE $2 IS NOT NULL",
+         SELECT $1, g, clock_timestamp() FROM generate_series(12000, 13999) g
+          WHERE $2::uuid IS NOT NULL",
         "INSERT INTO holdfast.leases (batch_id, lease_id, token, worker_id, positions, expires_at)
          SELECT $1, gen_random_uuid(), 1, $2, ARRAY[g], clock_timestamp() + interval '1 min'
            FROM generate_series(14000, 15999) g",

@@ -14,7 +14,7 @@ use crate::support::fixture::{BatchSpec, Bed, TTL, again, failed, positions, suc
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
 use HandInAnswer::{Applied, Cancelled, Lost};
 
-const ROUNDS: u32 = 120;
+const ROUNDS: u32 = 100;
 
 /// Runs both at once; which is sent first changes with the round.
 async fn race<A, B>(round: u32, a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
@@ -46,7 +46,7 @@ async fn many_attempts(bed: &Bed, items: i32) -> BatchId {
 #[tokio::test]
 async fn finish_against_reap() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     let (mut finished, mut reaped) = (0, 0);
     for round in 0..ROUNDS {
         let hold = bed.claim_one(batch).await;
@@ -97,7 +97,7 @@ async fn finish_against_cancel() {
 #[tokio::test]
 async fn a_stragglers_repeat_against_a_retry() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     for round in 0..ROUNDS {
         let hold = bed.claim_one(batch).await;
         bed.hand_in_one(&hold, &failed()).await;
@@ -117,7 +117,7 @@ async fn a_stragglers_repeat_against_a_retry() {
 #[tokio::test]
 async fn renew_against_reap() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     let (mut renewed, mut reaped) = (0, 0);
     for round in 0..ROUNDS {
         let hold = bed.claim_one(batch).await;
@@ -148,7 +148,7 @@ async fn renew_against_reap() {
 #[tokio::test]
 async fn finish_against_give_back_of_the_same_lease() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     for round in 0..ROUNDS {
         let hold = bed.claim_one(batch).await;
 
@@ -164,7 +164,7 @@ async fn finish_against_give_back_of_the_same_lease() {
 #[tokio::test]
 async fn a_finish_against_its_own_repeat() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     for round in 0..ROUNDS {
         let hold = bed.claim_one(batch).await;
         let returned = again(History::FRESH, Duration::ZERO);
@@ -181,7 +181,7 @@ async fn a_finish_against_its_own_repeat() {
 #[tokio::test]
 async fn hand_ins_of_one_lease_from_all_sides() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 2_000).await;
+    let batch = many_attempts(&bed, 700).await;
     for round in 0..ROUNDS / 4 {
         let holds = bed.claim(batch, 16).await;
         // Overlapping groups, in both orders, some giving their items back.
@@ -204,7 +204,7 @@ async fn hand_ins_of_one_lease_from_all_sides() {
 #[tokio::test]
 async fn hand_ins_of_the_same_leases_in_different_orders() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 2_000).await;
+    let batch = many_attempts(&bed, 700).await;
     for _ in 0..ROUNDS / 4 {
         let mut all = Vec::new();
         for _ in 0..6 {
@@ -259,7 +259,7 @@ async fn the_end_of_a_batch_against_a_retry() {
 #[tokio::test]
 async fn a_pause_against_a_claim() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     for round in 0..ROUNDS {
         let (claim, control) =
             race(round, bed.try_claim(batch, 1), bed.control(batch, ControlVerb::Pause)).await;
@@ -293,7 +293,7 @@ async fn a_claim_against_hand_ins_that_return_items() {
 #[tokio::test]
 async fn a_lost_claim_against_its_give_back() {
     let bed = Bed::new().await;
-    let batch = many_attempts(&bed, 1_000).await;
+    let batch = many_attempts(&bed, 130).await;
     for round in 0..ROUNDS {
         let request = bed.request(batch, 2);
 

@@ -207,7 +207,7 @@ async fn a_ranking_names_what_a_claim_would_get_something_from() {
     bed.control(paused, ControlVerb::Pause).await;
     let later = "UPDATE holdfast.batches SET not_before = now() + interval '1 h' WHERE id = $1";
     bed.run(later, &[&early.uuid()]).await;
-    bed.claim_one(capped).await;
+    drop(bed.claim_one(capped).await);
     let hold = bed.claim_one(full).await;
     bed.hand_in_one(&hold, &again(History::FRESH, Duration::from_secs(600))).await;
     bed.defer(deferred, 0, 3, 3_600.0).await;

@@ -77,7 +77,7 @@ SELECT format('%s items run, the cap is %s', p.executing, b.max_running)
 UNION ALL
 SELECT format('position %s waits below its floor', w.position)
   FROM waiting w, p
- WHERE w.ready_at < p.retry_floor
+ WHERE w.ready_at < CASE WHEN w.deferred THEN p.deferred_floor ELSE p.retry_floor END
 UNION ALL
 SELECT format('lease %s: positions %s, histories %s', l.lease_id, l.positions, l.histories)
   FROM holdfast.leases l
