@@ -32,13 +32,15 @@ CREATE FUNCTION holdfast.take_due(p_batch uuid, p_deferred boolean, p_floor time
     OUT alone boolean)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    v_rows tid[];
     v_gone integer;
 BEGIN
-    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n), count(*),
-           greatest(p_floor, max(d.ready_at)), coalesce(bool_or(d.lone), false)
-      INTO positions, histories, taken, floor, alone
+    SELECT array_agg(d.position ORDER BY d.n), array_agg(d.history ORDER BY d.n),
+           array_agg(d.ctid), count(*), greatest(p_floor, max(d.ready_at)),
+           coalesce(bool_or(d.lone), false)
+      INTO positions, histories, v_rows, taken, floor, alone
       FROM (SELECT w.*, bool_or(w.lone) OVER (ORDER BY w.n) AS beyond
-              FROM (SELECT x.position, x.history, x.ready_at,
+              FROM (SELECT x.ctid, x.position, x.history, x.ready_at,
                            holdfast.history_count(x.history, 1) >= 2 AS lone,
                            row_number() OVER (ORDER BY x.ready_at, x.position) AS n
                       FROM holdfast.waiting x
@@ -47,7 +49,8 @@ BEGIN
                      ORDER BY x.ready_at, x.position LIMIT p_room) w) d
      WHERE NOT d.beyond OR d.n = 1;
     IF taken > 0 THEN
-        DELETE FROM holdfast.waiting w WHERE w.batch_id = p_batch AND w.position = ANY (positions);
+        -- By their addresses: by key, the planner may prefer to read all of the batch's rows.
+        DELETE FROM holdfast.waiting w WHERE w.ctid = ANY (v_rows);
         GET DIAGNOSTICS v_gone = ROW_COUNT;
         IF v_gone <> taken THEN
             RAISE EXCEPTION 'holdfast: claimed % waiting rows of batch %, found %',
@@ -71,7 +74,8 @@ CREATE FUNCTION holdfast.claim(p_batch uuid, p_lease uuid, p_worker uuid, p_want
     OUT answer text, OUT token bigint, OUT positions integer[], OUT histories bigint[],
     OUT ready_in_s double precision, OUT alone boolean)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     b       holdfast.batches;
     p       holdfast.progress;

@@ -70,11 +70,13 @@ CREATE FUNCTION holdfast.retry_failed(p_batch uuid, p_owner text, p_positions in
                                       p_from integer, p_limit integer, p_actor text,
     OUT answer text, OUT moved integer, OUT next_from integer)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    b        holdfast.batches;
-    p        holdfast.progress;
-    v_failed integer[];
+    b      holdfast.batches;
+    p      holdfast.progress;
+    v_rows tid[];
+    v_last integer;
 BEGIN
     moved := 0;
     IF NOT EXISTS (SELECT FROM holdfast.batches x
@@ -90,18 +92,27 @@ BEGIN
     END IF;
     answer := 'applied';
     p := holdfast.current_progress(p_batch);
-    v_failed := ARRAY(SELECT o.position FROM holdfast.outcomes o
-                       WHERE o.batch_id = p_batch AND o.status <> 'succeeded'
-                         AND o.position >= p_from
-                         AND (p_positions IS NULL OR o.position = ANY (p_positions))
-                       ORDER BY o.position LIMIT p_limit);
-    IF cardinality(v_failed) = 0 THEN
+    IF p_positions IS NULL THEN
+        SELECT array_agg(f.ctid), max(f.position), count(*) INTO v_rows, v_last, moved
+          FROM (SELECT o.ctid, o.position FROM holdfast.outcomes o
+                 WHERE o.batch_id = p_batch AND o.status <> 'succeeded' AND o.position >= p_from
+                 ORDER BY o.position LIMIT p_limit) f;
+    ELSE
+        SELECT array_agg(f.ctid), max(f.position), count(*) INTO v_rows, v_last, moved
+          FROM (SELECT o.ctid, o.position
+                  FROM (SELECT DISTINCT x.position FROM unnest(p_positions) x(position)
+                         WHERE x.position >= p_from) u
+                 CROSS JOIN LATERAL (
+                       SELECT x.ctid, x.position FROM holdfast.outcomes x
+                        WHERE x.batch_id = p_batch AND x.position = u.position
+                          AND x.status <> 'succeeded' OFFSET 0) o
+                 ORDER BY o.position LIMIT p_limit) f;
+    END IF;
+    IF moved = 0 THEN
         RETURN;
     END IF;
     WITH retried AS (
-        DELETE FROM holdfast.outcomes o
-         WHERE o.batch_id = p_batch AND o.position = ANY (v_failed) AND o.status <> 'succeeded'
-        RETURNING o.*
+        DELETE FROM holdfast.outcomes o WHERE o.ctid = ANY (v_rows) RETURNING o.*
     ), kept AS (
         INSERT INTO holdfast.attempts (batch_id, position, lease_id, token, attempt, worker_id,
                 started_at, ended_at, ending, charged, by_holder, error, stop_reason, exit_status,
@@ -134,5 +145,5 @@ BEGIN
                 json_build_object('items', CASE WHEN p_positions IS NULL THEN NULL
                                                 ELSE cardinality(p_positions) END));
     END IF;
-    next_from := CASE WHEN cardinality(v_failed) = p_limit THEN v_failed[p_limit] + 1 END;
+    next_from := CASE WHEN moved = p_limit THEN v_last + 1 END;
 END $$;

@@ -5,7 +5,8 @@ RETURNS TABLE (item_position integer, key text, status text, attempt integer, re
                worker_id uuid, lease_id uuid, token bigint, started_at timestamptz,
                finished_at timestamptz, error text, stop_reason text)
 LANGUAGE sql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
     WITH batch AS (
         SELECT b.control, b.max_live, p.next_position,
                p.executing + p.checking + p.waiting - p.deferred AS live
@@ -37,11 +38,16 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
            coalesce(o.token, h.token), coalesce(o.started_at, h.granted_at), o.finished_at,
            CASE WHEN o.position IS NOT NULL THEN o.error ELSE w.last_error END, o.stop_reason
       FROM batch b
-      JOIN holdfast.items i ON i.batch_id = p_batch AND i.position = ANY (p_positions)
-      LEFT JOIN holdfast.outcomes o ON o.batch_id = p_batch AND o.position = i.position
-      LEFT JOIN held h ON h.position = i.position
-      LEFT JOIN holdfast.waiting w ON w.batch_id = p_batch AND w.position = i.position
-                                  AND b.control <> 'cancelled'
+     CROSS JOIN unnest(p_positions) u(position)
+     -- OFFSET 0: one look by key for each, whatever the planner believes of the tables.
+     CROSS JOIN LATERAL (SELECT * FROM holdfast.items x
+                          WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) i
+      LEFT JOIN LATERAL (SELECT * FROM holdfast.outcomes x
+                          WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) o ON true
+      LEFT JOIN LATERAL (SELECT * FROM holdfast.waiting x
+                          WHERE x.batch_id = p_batch AND x.position = u.position
+                            AND b.control <> 'cancelled' OFFSET 0) w ON true
+      LEFT JOIN held h ON h.position = u.position
      ORDER BY i.position
 $$;
 
@@ -50,7 +56,8 @@ $$;
 CREATE FUNCTION holdfast.positions_with_status(p_batch uuid, p_status text, p_from integer,
                                                p_limit integer) RETURNS SETOF integer
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     b      holdfast.batches;
     p      holdfast.progress;
@@ -75,7 +82,8 @@ BEGIN
             RETURN QUERY SELECT i.position FROM holdfast.items i
                           WHERE i.batch_id = p_batch AND i.position >= p_from
                             AND NOT EXISTS (SELECT FROM holdfast.outcomes o
-                                             WHERE o.batch_id = p_batch AND o.position = i.position)
+                                             WHERE o.batch_id = p_batch AND o.position = i.position
+                                            OFFSET 0)
                           ORDER BY i.position LIMIT p_limit;
         END IF;
         RETURN;
