@@ -29,7 +29,7 @@ check: ## format, lints, statement headers, licences and bans, spelling, docs
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
 
 bench: setup ## the benchmarks, on this machine
-	cargo bench --locked
+	cargo bench --locked --bench throughput
 
 long: setup ## the tests that take minutes to hours
 	cargo test --locked --release -- --ignored long_
