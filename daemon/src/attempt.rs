@@ -404,7 +404,7 @@ mod tests {
         let grant = Grant { batch: item.batch(), lease, token, queue: queue.clone(), asked_at };
         leases.enter(grant, [item.position()]);
         let slots = Slots::new(1);
-        let taken = Taken {
+        let claimed = Taken {
             hold: Hold::new(item, lease, token, History::FRESH),
             slot: slots.take(1).remove(0),
             input: Some(ItemInput {
@@ -424,7 +424,7 @@ mod tests {
         let attempts = attempts(clock, Arc::clone(&leases), slots.clone());
 
         let mut running = JoinSet::new();
-        running.spawn(async move { attempts.run(&batch, None, taken).await });
+        running.spawn(async move { attempts.run(&batch, None, claimed).await });
         let ended = running.join_next().await.unwrap();
 
         assert!(ended.unwrap_err().is_panic());

@@ -2,10 +2,9 @@
 
 use std::fs::{self, File};
 use std::io::Cursor;
-use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,23 +16,22 @@ use holdfast::store::{
     BatchRecord, BatchRow, ControlAnswer, ControlVerb, Database, DatabaseOptions, Event,
 };
 use holdfast::submit::{Form, NewBatch, SubmitLimits, read_items};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use time::OffsetDateTime;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::TestDb;
+use super::worker_process::WorkerProcess;
 
 /// The one queue that a fleet's workers serve.
 pub(crate) const QUEUE: &str = "work";
 
 /// Longer than anything here takes: what is not so by then is a fault, not a slow machine.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_mins(1);
 
 /// How long a [`SHORT_LEASE`] is: a machine with other things to do renews it in time all the same.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
@@ -132,7 +130,7 @@ impl Fleet {
             .process_group(0);
         // Each test has its own thread, which lives as long as the test.
         let child = spawn_with_death_signal(&mut command, Signal::KILL).unwrap();
-        WorkerProcess { child, log, ended: false }
+        WorkerProcess::new(child, log)
     }
 
     /// Stores a batch and tells the workers.
@@ -219,7 +217,7 @@ impl Fleet {
 
     /// The id under which a process works, once it is registered.
     pub(crate) async fn id_of(&self, worker: &WorkerProcess) -> WorkerId {
-        let pid = i32::try_from(worker.child.id()).unwrap();
+        let pid = worker.pid();
         let select = "SELECT id FROM holdfast.workers WHERE pid = $1";
         let mut id = None;
         until("the worker registers", LONG, async || {
@@ -420,85 +418,5 @@ impl AttemptRow {
     /// Its number, how it ended, and whether it was charged.
     pub(crate) fn brief(&self) -> (i32, &str, bool) {
         (self.attempt, &self.ending, self.charged)
-    }
-}
-
-/// One worker process. Dropped, it is killed, and the kernel kills its commands with it.
-pub(crate) struct WorkerProcess {
-    child: Child,
-    log: PathBuf,
-    ended: bool,
-}
-
-impl WorkerProcess {
-    pub(crate) fn signal(&self, signal: Signal) {
-        assert!(!self.ended, "nobody to signal any more");
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
-    /// `kill -9`.
-    pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().unwrap();
-        self.ended = true;
-    }
-
-    /// Its exit status, once it has ended.
-    pub(crate) fn try_exit_status(&mut self) -> Option<i32> {
-        let status = self.child.try_wait().unwrap()?;
-        self.ended = true;
-        Some(status.code().unwrap_or_else(|| panic!("{status}")))
-    }
-
-    /// Waits for its end; its exit status.
-    pub(crate) async fn exit_status(&mut self) -> i32 {
-        let mut status = None;
-        until("the worker ends", LONG, async || {
-            status = self.try_exit_status();
-            status.is_some()
-        })
-        .await;
-        status.unwrap()
-    }
-
-    /// The lines of its log so far.
-    pub(crate) fn log(&self) -> Vec<Value> {
-        let text = fs::read_to_string(&self.log).unwrap();
-        // The last one may be under way.
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let parsed = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
-        whole.lines().map(parsed).collect()
-    }
-
-    /// Asks its health server for `path`: status and body; none when nobody answers.
-    pub(crate) async fn get(&self, path: &str) -> Option<(u16, String)> {
-        let address: SocketAddr = self.log().iter().find_map(|line| {
-            let serves = line["message"] == "serving health and metrics";
-            serves.then(|| line["address"].as_str().unwrap().parse().unwrap())
-        })?;
-        let mut stream = TcpStream::connect(address).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
-    }
-
-    /// Waits until it claims.
-    pub(crate) async fn ready(&self) {
-        let ready = async || self.get("/readyz").await.is_some_and(|(status, _)| status == 200);
-        until("the worker is ready", LONG, ready).await;
-    }
-}
-
-impl Drop for WorkerProcess {
-    fn drop(&mut self) {
-        if !self.ended {
-            // Of a stopped process, too.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
     }
 }

@@ -9,9 +9,10 @@ use rand::Rng;
 use rustix::process::Signal;
 
 use crate::support::fleet::{
-    Fleet, LONG, SHORT, SHORT_LEASE, Submission, WorkerProcess, most_at_once, now, until,
+    Fleet, LONG, SHORT, SHORT_LEASE, Submission, most_at_once, now, until,
 };
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
+use crate::support::worker_process::WorkerProcess;
 
 /// An item that outlives every worker the first time and ends soon the second time.
 const STUCK_ONCE: &str = "[ $HOLDFAST_ATTEMPT -gt 1 ] || exec sleep 300";
@@ -46,7 +47,8 @@ async fn items_of_a_killed_worker_run_elsewhere_after_its_lease() {
 
     let marks = fleet.marks();
     let starts = marks.iter().filter(|mark| mark.what == "start" && mark.at > killed);
-    let mut again: Vec<_> = starts.map(|mark| (mark.position, mark.at - killed)).collect();
+    let mut again: Vec<_> =
+        starts.map(|mark| (mark.position, mark.at.saturating_sub(killed))).collect();
     again.sort_unstable();
     again.dedup_by_key(|(position, _)| *position);
     let latest = again.iter().map(|(_, after)| *after).max().unwrap();

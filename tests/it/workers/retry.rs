@@ -84,7 +84,7 @@ async fn an_attempt_waits_for_its_backoff_and_hardly_longer() {
         let of_item = marks.iter().filter(|mark| mark.what == "start" && mark.position == position);
         let at: Vec<Duration> = of_item.map(|mark| mark.at).collect();
         assert_eq!(at.len(), 3);
-        pauses.extend([at[1] - at[0], at[2] - at[1]]);
+        pauses.extend([at[1].saturating_sub(at[0]), at[2].saturating_sub(at[1])]);
     }
     eprintln!("pauses between attempts: {pauses:?}");
     let longest = *pauses.iter().max().unwrap();

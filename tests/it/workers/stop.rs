@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::fleet::{Fleet, LONG, SHORT_LEASE, Submission, WorkerProcess, until};
+use crate::support::fleet::{Fleet, LONG, SHORT_LEASE, Submission, until};
 use crate::support::invariants::assert_invariants;
+use crate::support::worker_process::WorkerProcess;
 
 /// An item that ends when it is told to, or when it runs a second time.
 const STUCK_HERE: &str = "[ $(grep -c start \"$MARKS\") -gt 2 ] || exec sleep 300";
