@@ -176,7 +176,7 @@ fn queue() -> QueueName {
 /// Sends the items of a spool in chunks, until the receiver has had enough.
 fn read_back(
     mut spooled: Spooled,
-    sender: &mpsc::Sender<std::io::Result<Vec<holdfast::submit::SpooledItem>>>,
+    sender: &mpsc::Sender<std::io::Result<Vec<holdfast::model::NewItem>>>,
 ) -> std::io::Result<()> {
     let mut items = spooled.items()?;
     loop {
@@ -192,7 +192,7 @@ struct Only(Arc<dyn Executor>);
 
 impl Executors for Only {
     fn executor(&self, _: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
-        Ok((Arc::clone(&self.0), Duration::from_secs(3600)))
+        Ok((Arc::clone(&self.0), Duration::from_hours(1)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod contexts;
 mod hints;
+mod scratch;
 pub mod signals;
 
 use std::sync::Arc;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::scratch::ScratchRoot;
 use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, QueueSpec, Retry, Settings};
@@ -145,7 +145,8 @@ impl CommandExecutors {
         spawner: Arc<dyn Spawner>,
         clock: Arc<dyn Clock>,
     ) -> io::Result<Self> {
-        Ok(Self { settings, spawner, scratch: ScratchRoot::create()?, clock })
+        let scratch = ScratchRoot::create(&*clock)?;
+        Ok(Self { settings, spawner, scratch, clock })
     }
 }
 
@@ -160,7 +161,7 @@ impl CommandExecutors {
         let executor = CommandExecutor::new(
             command_spec(spec, &self.settings),
             std::env::vars_os(),
-            self.scratch.0.path().to_owned(),
+            self.scratch.path().to_owned(),
             Arc::clone(&self.spawner),
             Arc::clone(&self.clock),
         )
@@ -196,14 +197,5 @@ fn command_spec(spec: config::CommandSpec, settings: &Settings) -> CommandSpec {
         result_bytes: spec.result_bytes.min(settings.limits.result_bytes),
         error_chars: settings.limits.error_chars,
         kill_grace: settings.lease.kill_grace,
-    }
-}
-
-/// Where the private directories of executions are: in a folder of this process.
-struct ScratchRoot(TempDir);
-
-impl ScratchRoot {
-    fn create() -> io::Result<Self> {
-        tempfile::Builder::new().prefix("holdfast-").tempdir().map(Self)
     }
 }
