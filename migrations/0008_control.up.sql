@@ -34,11 +34,11 @@ BEGIN
     END IF;
     PERFORM holdfast.lock_parent(p_batch);
     SELECT * INTO STRICT b FROM holdfast.batches x WHERE x.id = p_batch;
+    IF b.finished_at IS NOT NULL AND (b.control <> 'cancelled' OR v_target <> 'cancelled') THEN
+        RETURN 'ended';
+    END IF;
     IF b.control = v_target THEN
         RETURN 'unchanged';
-    END IF;
-    IF b.finished_at IS NOT NULL THEN
-        RETURN 'ended';
     END IF;
     IF v_target = 'cancelled' THEN
         -- The batch row and one progress row, nothing else: sweeps clear the rest away later.

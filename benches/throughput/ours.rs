@@ -11,24 +11,20 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use holdfast::clock::{BootInstant, Clock, SystemClock};
-use holdfast::config::Settings;
+use holdfast::config::{CommandSpec, QueueSpec, Settings};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
 use holdfast::model::{BatchId, QueueName};
 use holdfast::store::{
-    BatchRecord, BatchWork, ControlAnswer, ControlVerb, Database, Event, StoreError, Stored,
-    migrate,
+    BatchWork, ControlAnswer, ControlVerb, Database, Event, StoreError, Stored, migrate,
 };
-use holdfast::submit::{Form, NewBatch, Spooled, SubmitLimits, read_items};
+use holdfast::submit::{Admitted, Form, NewBatch, Submission};
 use holdfast::supervise::{Ended, Executors, StopRequest, Worker, WorkerParts, database_options};
 use holdfast::telemetry::{BuildInfo, Metrics};
 
 use super::server::{Connection, now};
 
 const QUEUE: &str = "bench";
-
-/// Chunks of items on their way from the spool to the database.
-const CHUNK: usize = 256;
 
 /// One database of Holdfast's.
 pub(crate) struct Holdfast {
@@ -54,49 +50,25 @@ impl Holdfast {
         Ok(Self { settings, database, url: url.to_owned() })
     }
 
-    /// Validates and spools, as a submit does.
-    pub(crate) fn spool(jsonl: &[u8]) -> Result<Spooled> {
-        let limits = SubmitLimits::default();
-        Ok(read_items(jsonl, Form::Jsonl, &limits, None, &mut |_| ())?)
+    /// Validates and spools a batch of which `max_live` items may be waiting or held, as a submit
+    /// does.
+    pub(crate) async fn read(&self, jsonl: Vec<u8>, max_live: u32) -> Result<Admitted> {
+        let settings = self.settings.clone();
+        let max_live = max_live.max(settings.batch.max_live);
+        let batch =
+            NewBatch { max_live: Some(i32::try_from(max_live)?), ..NewBatch::in_queue(queue()) };
+        let command = CommandSpec::new(vec!["true".into()], &settings.limits);
+        let submission = Submission::with_spec(batch, Form::Jsonl, QueueSpec::Command(command));
+        let read = move || submission.read(&*jsonl, &settings, None, &mut |_| ());
+        Ok(tokio::task::spawn_blocking(read).await??)
     }
 
-    /// Stores a spooled batch in which `max_live` items may be waiting or held.
-    pub(crate) async fn store(&self, spooled: Spooled, max_live: u32) -> Result<BatchId> {
-        let batch = NewBatch::in_queue(queue());
-        let defaults = &self.settings.batch;
-        let record = BatchRecord {
-            id: BatchId::generate(),
-            owner: batch.owner.clone(),
-            queue: batch.queue.to_string(),
-            title: None,
-            thread: None,
-            submission_key: None,
-            digest: spooled.digest(&batch, None),
-            spec_json: "{}".to_owned(),
-            item_count: i32::try_from(spooled.item_count())?,
-            has_not_before: spooled.has_not_before(),
-            max_running: None,
-            max_live: i32::try_from(max_live.max(defaults.max_live))?,
-            max_checking: i32::try_from(defaults.max_checking)?,
-            max_attempts: i32::from(defaults.max_attempts),
-            priority: 0,
-            not_before: None,
-            traceparent: None,
-        };
-        let (sender, items) = mpsc::channel(4);
-        let mut reader = JoinSet::new();
-        reader.spawn_blocking(move || read_back(spooled, &sender));
-        let stored = self.database.store_batch(&record, items, |_| ()).await?;
-        while let Some(ended) = reader.join_next().await {
-            ended??;
+    /// Stores a batch and tells the workers, as a submit does.
+    pub(crate) async fn store(&self, admitted: Admitted) -> Result<BatchId> {
+        match admitted.store(&self.database, None, |_| ()).await? {
+            Stored::Created(batch) => Ok(batch),
+            Stored::Existing(batch) => anyhow::bail!("batch {batch} was there before"),
         }
-        ensure!(stored == Stored::Created(record.id), "the batch was there before");
-        Ok(record.id)
-    }
-
-    /// Tells the workers, as a submit does.
-    pub(crate) async fn tell(&self) -> Result<()> {
-        Ok(self.database.notify(&Event::Work(QUEUE.to_owned())).await?)
     }
 
     /// Starts a worker whose items `executor` runs.
@@ -171,20 +143,6 @@ impl Running {
 
 fn queue() -> QueueName {
     QUEUE.parse().expect("a queue's name")
-}
-
-/// Sends the items of a spool in chunks, until the receiver has had enough.
-fn read_back(
-    mut spooled: Spooled,
-    sender: &mpsc::Sender<std::io::Result<Vec<holdfast::model::NewItem>>>,
-) -> std::io::Result<()> {
-    let mut items = spooled.items()?;
-    loop {
-        let chunk: std::io::Result<Vec<_>> = items.by_ref().take(CHUNK).collect();
-        if chunk.as_ref().is_ok_and(Vec::is_empty) || sender.blocking_send(chunk).is_err() {
-            return Ok(());
-        }
-    }
 }
 
 /// One executor for every batch.

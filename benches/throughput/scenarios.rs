@@ -45,9 +45,9 @@ impl Bench<'_> {
         let holdfast = Holdfast::new(&url, 1)?;
         let lines = items::jsonl(&items);
         let begun = now();
-        let spooled = tokio::task::spawn_blocking(move || Holdfast::spool(&lines)).await??;
+        let admitted = holdfast.read(lines, 1).await?;
         let read = now();
-        let batch = holdfast.store(spooled, 1).await?;
+        let batch = holdfast.store(admitted).await?;
         let stored = now();
         drop(holdfast);
         let connection = Connection::open(&url, |_| ()).await?;
@@ -108,9 +108,8 @@ impl Bench<'_> {
     async fn our_drain(&mut self, slots: u16, items: &[Item], count: u32) -> Result<()> {
         let url = self.server.fresh("drain").await?;
         let holdfast = Holdfast::new(&url, slots)?;
-        let lines = items::jsonl(items);
-        let spooled = tokio::task::spawn_blocking(move || Holdfast::spool(&lines)).await??;
-        let batch = holdfast.store(spooled, 4 * u32::from(slots)).await?;
+        let admitted = holdfast.read(items::jsonl(items), 4 * u32::from(slots)).await?;
+        let batch = holdfast.store(admitted).await?;
         let before = self.server.reading("drain").await?;
         let noop = Arc::new(Noop::new(count));
         let begun = now();
@@ -163,11 +162,10 @@ impl Bench<'_> {
         let mut took = Vec::new();
         // The first one waits for the worker's start.
         for n in 0..=count {
-            let spooled = Holdfast::spool(b"{\"key\":\"k\",\"input\":1}")?;
+            let admitted = holdfast.read(b"{\"key\":\"k\",\"input\":1}".into(), 1).await?;
             idle().await;
             let begun = now();
-            let batch = holdfast.store(spooled, 1).await?;
-            holdfast.tell().await?;
+            let batch = holdfast.store(admitted).await?;
             let start = began.recv().await.context("the worker is gone")?;
             if n > 0 {
                 took.push(start.since(begun).as_secs_f64() * 1e3);
@@ -207,8 +205,8 @@ impl Bench<'_> {
         let url = self.server.fresh("cancel").await?;
         let holdfast = Holdfast::new(&url, RUNNING)?;
         let lines = items::jsonl(&items::make(arguments.cancel_items, 8));
-        let spooled = tokio::task::spawn_blocking(move || Holdfast::spool(&lines)).await??;
-        let batch = holdfast.store(spooled, 1).await?;
+        let admitted = holdfast.read(lines, 1).await?;
+        let batch = holdfast.store(admitted).await?;
         let (began, mut begun) = mpsc::unbounded_channel();
         let (stopped, mut told) = mpsc::unbounded_channel();
         let worker = holdfast.work(Arc::new(Endless { began, stopped }));

@@ -162,6 +162,16 @@ async fn write_all(
     Ok(())
 }
 
+/// Refuses a file that could not be written in the end, before any work is done for it.
+pub(super) fn check_target(file: &Path) -> Result<(), CliError> {
+    let failed =
+        |error: io::Error| CliError::new(Exit::Output, format!("{}: {error}", file.display()));
+    let target = target(file).map_err(failed)?;
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+    tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map_err(failed)?;
+    Ok(())
+}
+
 /// The file to replace: behind a link the one it leads to, and nothing that is no regular file.
 fn target(file: &Path) -> io::Result<PathBuf> {
     match fs::metadata(file) {

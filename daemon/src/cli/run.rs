@@ -47,8 +47,10 @@ const LEASE: [(&str, &str); 3] =
 #[derive(Args, Debug)]
 #[command(after_help = "\
 A private PostgreSQL keeps the state. Without --key it is gone at the end. With --key it is kept in
-the state folder of this user, one folder for each key: started again with the same key, items and
-command, an interrupted run goes on where it was, and one that is complete prints its results again.
+the state folder of this user (root: /var/lib/holdfast), one folder below `run` for each key, until
+somebody removes it: started again with the same key, items, command, --timeout and --max-attempts, an
+interrupted run goes on where it was, and one that is complete prints its results again. INT and TERM
+stop what runs and give it back.
 
 Exit codes: 0 all items succeeded; 1 items failed; 65 bad lines; 66 the file cannot be read; 73 the
 --key was used before with other content; 130 interrupted.
@@ -70,7 +72,7 @@ pub(super) struct RunArguments {
     /// Commands at once [default: the number of processors].
     #[arg(long, value_name = "N")]
     slots: Option<u16>,
-    /// Attempts of an item before it fails.
+    /// Attempts of an item before it fails [default: the key `batch.max_attempts`, 3].
     #[arg(long, value_name = "N")]
     max_attempts: Option<i32>,
     /// How long one command may take, such as 90s or 2h.
@@ -89,6 +91,14 @@ pub(super) struct RunArguments {
 
 pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, CliError> {
     // Before the server: a wrong flag or a missing file costs nothing.
+    if let Some(file) = &arguments.output {
+        export::check_target(file)?;
+    }
+    if global.database_url.is_some() {
+        remark(
+            "`holdfast run` keeps its state in a private database; the URL that is set is not used",
+        );
+    }
     let draft = settings(global, arguments, None)?;
     let submission = submission(&draft, arguments)?;
     let input = Input::open(&arguments.file)?;
@@ -124,6 +134,8 @@ fn settings(
     let slots = arguments.slots.unwrap_or_else(|| u16::try_from(processors).unwrap_or(u16::MAX));
     sources = sources
         .with_flag("--slots", "worker.execution_slots", slots)
+        // Whoever stops it does not want to wait: what runs is stopped and given back.
+        .with_flag("holdfast run", "drain.grace", "0s")
         .with_flag("holdfast run", "health.listen", "")
         .with_flag("holdfast run", "log.level", "warn");
     if let Some(url) = url {
@@ -177,7 +189,8 @@ async fn all(
         () = signals.forward(&clock, &settings.drain, &stop) => None,
     };
     display.close();
-    stop.send_modify(|asked| *asked = (*asked).max(StopRequest::Drain(Duration::ZERO)));
+    // Nothing runs any more when the batch has ended.
+    stop.send_modify(|asked| *asked = (*asked).max(StopRequest::Drain(Duration::from_secs(5))));
     while working.join_next().await.is_some() {}
     telemetry.shutdown().await;
     let Some(ended) = ended else {

@@ -12,7 +12,7 @@ use crate::support::fixture::{
 };
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn fresh_items_are_claimed_in_order_and_once() {

@@ -10,7 +10,7 @@ use holdfast::store::{ClaimAnswer, FlightError, HandInAnswer};
 use crate::support::fixture::{BatchSpec, Bed, again, positions, succeeded};
 use crate::support::invariants::assert_invariants;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn a_cancel_counts_the_rest_and_touches_no_item() {

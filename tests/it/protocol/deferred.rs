@@ -8,7 +8,7 @@ use holdfast::store::{Claim, ClaimAnswer, ControlVerb};
 use crate::support::fixture::{BatchSpec, Bed, again, failed, positions, succeeded};
 use crate::support::invariants::assert_invariants;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn two_thousand_deferred_items_do_not_hold_up_the_ones_behind_them() {

@@ -11,7 +11,7 @@ use crate::support::fixture::{Bed, TTL, again, failed, positions, succeeded};
 use crate::support::invariants::assert_invariants;
 use HandInAnswer::{Applied, Cancelled, Lost};
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn a_finish_publishes_the_outcome_under_its_lease_and_frees_the_item() {
@@ -268,24 +268,28 @@ async fn a_hand_in_that_names_a_position_twice_is_refused_whole() {
 }
 
 #[tokio::test]
-async fn a_result_that_cannot_be_stored_is_refused_with_its_whole_group() {
+async fn what_cannot_be_stored_is_refused_with_its_whole_group() {
     let bed = Bed::new().await;
     let batch = bed.batch(2).await;
     let holds = bed.claim(batch, 2).await;
-    let bad = Settlement {
-        result: PublishedResult { json: Some("{no json".into()), truncated: false, size_bytes: 8 },
-        ..succeeded()
-    };
-    let items = [
-        HandIn { hold: &holds[0], settlement: &succeeded() },
-        HandIn { hold: &holds[1], settlement: &bad },
-    ];
+    let result = PublishedResult { json: Some("{no json".into()), truncated: false, size_bytes: 8 };
+    for bad in [
+        Settlement { result, ..succeeded() },
+        Settlement { error: Some("a\0b".into()), ..failed() },
+        again(History::FRESH, Duration::MAX),
+    ] {
+        let items = [
+            HandIn { hold: &holds[0], settlement: &succeeded() },
+            HandIn { hold: &holds[1], settlement: &bad },
+        ];
 
-    let refused = bed.store.hand_in(batch, bed.worker, TTL, &items).await;
+        let refused = bed.store.hand_in(batch, bed.worker, TTL, &items).await;
 
-    assert!(matches!(refused, Err(ref error) if error.is_lasting()), "{refused:?}");
-    assert_eq!(bed.counts(batch).await.executing, 2);
-    assert_invariants(&bed.sql, batch).await;
+        assert!(matches!(refused, Err(ref error) if error.is_lasting()), "{refused:?}");
+        assert_eq!(bed.counts(batch).await.executing, 2);
+        assert_invariants(&bed.sql, batch).await;
+    }
+    assert_eq!(bed.hand_in(&holds, &succeeded()).await, [Applied; 2]);
 }
 
 #[tokio::test]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use holdfast::model::ItemStatus::{Leased, Running};
 use holdfast::model::{
-    AttemptEnding, BatchId, Disposition, FencingToken, History, Hold, ItemStatus, LeaseId,
-    Settlement, WorkerId,
+    AttemptEnding, BatchId, Disposition, FencingToken, History, Hold, LeaseId, Settlement, WorkerId,
 };
 use holdfast::store::{ControlVerb, HandInAnswer, RenewAnswer, Renewal, Vouched};
 use tokio_postgres::Client;
@@ -47,7 +47,6 @@ async fn a_heartbeat_renews_each_lease_and_notes_what_has_started() {
         .into();
     assert_eq!(answers, [(RenewAnswer::Renewed, 1), (RenewAnswer::Renewed, 3)]);
     assert!(bed.value::<f64>(other, EXPIRES_IN).await > 30.0);
-    use ItemStatus::{Leased, Running};
     assert_eq!(bed.statuses(one).await, [Running, Leased, Running]);
     assert!(bed.reap(other).await.is_empty(), "it was renewed in time");
 }
@@ -351,4 +350,23 @@ async fn nobody_is_current_by_an_old_snapshot() {
 
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(bed.hand_in_one(&hold, &succeeded()).await, HandInAnswer::Cancelled);
+}
+
+#[tokio::test]
+async fn a_finish_that_empties_its_lease_waits_for_those_who_rely_on_it() {
+    let bed = Bed::new().await;
+    let batch = bed.batch(1).await;
+    let hold = bed.claim_one(batch).await;
+    let client = bed.db.client().await;
+    client.batch_execute("BEGIN").await.unwrap();
+    assert!(is_current(&client, &hold).await.unwrap());
+
+    let (answer, ()) = tokio::join!(bed.finish(&hold), async {
+        bed.until_waiting_for_locks(1).await;
+        assert!(is_current(&client, &hold).await.unwrap(), "asked again, beside the finish");
+        client.batch_execute("COMMIT").await.unwrap();
+    });
+
+    assert_eq!(answer, HandInAnswer::Applied);
+    assert!(!is_current(&client, &hold).await.unwrap());
 }

@@ -199,7 +199,8 @@ async fn a_claim_reads_the_times_of_its_own_range() {
 async fn a_snapshot_held_elsewhere_does_not_make_workers_read_more() {
     let mut bed = Bed::new().await;
     bed.db.client().await.batch_execute("ANALYZE").await.unwrap();
-    let batch = bed.batch_of(BatchSpec { items: 1_000, max_attempts: 100, ..Default::default() }).await;
+    let batch =
+        bed.batch_of(BatchSpec { items: 1_000, max_attempts: 100, ..Default::default() }).await;
     let other = bed.db.client().await;
     let keep = "SET application_name = 'keeper'; BEGIN ISOLATION LEVEL REPEATABLE READ";
     other.batch_execute(keep).await.unwrap();

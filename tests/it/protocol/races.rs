@@ -170,8 +170,12 @@ async fn a_finish_against_its_own_repeat() {
         let returned = again(History::FRESH, Duration::ZERO);
         let settled = if round % 3 == 0 { returned } else { succeeded() };
 
-        let answers =
-            race(round, bed.hand_in_one(&hold, &settled), bed.hand_in_one(&hold, &settled)).await;
+        let answers = Box::pin(race(
+            round,
+            bed.hand_in_one(&hold, &settled),
+            bed.hand_in_one(&hold, &settled),
+        ))
+        .await;
 
         assert_eq!(answers, (Applied, Applied));
         assert_invariants(&bed.sql, batch).await;
@@ -307,4 +311,50 @@ async fn a_lost_claim_against_its_give_back() {
         assert_invariants(&bed.sql, batch).await;
     }
     assert_eq!(bed.counts(batch).await.executing, 0);
+}
+
+#[tokio::test]
+async fn a_hand_in_that_waited_for_a_heartbeat_finds_its_lease() {
+    let bed = Bed::new().await;
+    let batch = bed.batch(4).await;
+    let holds = bed.claim(batch, 3).await;
+    for (hold, settled) in holds.iter().zip([succeeded(), again(History::FRESH, TTL)]) {
+        let mut other = bed.db.client().await;
+        let heartbeat = other.transaction().await.unwrap();
+        let beat = "UPDATE holdfast.leases SET expires_at = clock_timestamp() WHERE batch_id = $1";
+        heartbeat.execute(beat, &[&batch.uuid()]).await.unwrap();
+
+        let (answer, ()) = tokio::join!(bed.hand_in_one(hold, &settled), async {
+            bed.until_waiting_for_locks(1).await;
+            heartbeat.commit().await.unwrap();
+        });
+
+        assert_eq!(answer, Applied);
+        assert_invariants(&bed.sql, batch).await;
+    }
+}
+
+#[tokio::test]
+async fn hand_ins_against_heartbeats() {
+    let bed = Bed::new().await;
+    let batch = many_attempts(&bed, 4 * i32::try_from(ROUNDS).unwrap()).await;
+    for round in 0..ROUNDS {
+        let holds = bed.claim(batch, 3).await;
+        let (lease, token) = (holds[0].lease(), holds[0].token());
+        let beat = [Vouched { batch, lease, token, started: Vec::new() }];
+
+        let (answers, renewal) = race(
+            round,
+            bed.hand_in(&holds[..2], &succeeded()),
+            bed.store.renew(bed.worker, TTL, "running", 1, &beat),
+        )
+        .await;
+
+        assert_eq!(answers, [Applied, Applied]);
+        let state = renewal.unwrap().leases[0];
+        assert!(matches!(state.answer, RenewAnswer::Renewed | RenewAnswer::Busy));
+        assert!(state.held == 3 || state.held == 1, "{}", state.held);
+        assert_eq!(bed.finish(&holds[2]).await, Applied);
+    }
+    assert_invariants(&bed.sql, batch).await;
 }

@@ -2,21 +2,26 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::future::Future;
 use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast::model::{BatchId, Disposition, Hold, LeaseId, Position, Settlement};
 use holdfast::store::{
-    Claim, ControlAnswer, ControlVerb, HandIn, HandInAnswer, RenewAnswer, Vouched,
+    Claim, ControlAnswer, ControlVerb, FlightError, HandIn, HandInAnswer, ReapPolicy, RenewAnswer,
+    Vouched,
 };
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::fixture::{BatchSpec, Bed, TTL, again, failed, succeeded};
+use crate::support::fixture::{BatchSpec, Bed, REAP, TTL, again, failed, succeeded};
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
 
+/// Without `HOLDFAST_TEST_SEED`.
 const SEED: u64 = 20_260_729;
+/// Without `HOLDFAST_TEST_SECONDS`.
+const SECONDS: u64 = 5;
 const ACTORS: u64 = 8;
 
 /// A lease's right to one item, as it was acknowledged.
@@ -30,6 +35,8 @@ struct World {
     published: RefCell<HashSet<Ack>>,
     returned: RefCell<HashSet<Ack>>,
     cancelled: RefCell<HashSet<BatchId>>,
+    /// Claims whose answer never came.
+    lost: RefCell<Vec<(BatchId, LeaseId)>>,
     steps: Cell<u32>,
     over: Cell<bool>,
 }
@@ -53,6 +60,7 @@ impl World {
             published: RefCell::default(),
             returned: RefCell::default(),
             cancelled: RefCell::default(),
+            lost: RefCell::default(),
             steps: Cell::new(0),
             over: Cell::new(false),
         }
@@ -68,25 +76,54 @@ impl World {
                 70..=75 => self.renew(&mut rng).await,
                 76..=80 => self.give_back(&mut rng).await,
                 81..=87 => self.expire_and_reap(batch, rng.random_bool(0.8)).await,
-                88..=90 => drop(self.bed.retry(batch).await),
-                91..=93 => drop(self.bed.control(batch, ControlVerb::Pause).await),
-                94..=95 => drop(self.bed.store.end_batch(batch).await.unwrap()),
-                96 => self.bed.store.tidy(20).await.unwrap(),
-                97 => drop(self.bed.store.clear_cancelled(batch, 2).await.unwrap()),
-                98 if rng.random_bool(0.05) => self.cancel(batch).await,
+                88..=90 => self.retry(batch).await,
+                91..=93 => drop(self.control(batch, ControlVerb::Pause).await),
+                94..=95 => drop(until_answered(|| self.bed.store.end_batch(batch)).await),
+                96 => drop(self.bed.store.tidy(20).await),
+                97 => self.clear(batch, 2).await,
+                98 if rng.random_bool(0.3) => self.cancel(batch).await,
                 _ => assert_invariants(&self.bed.sql, batch).await,
             }
             if rng.random_bool(0.2) {
-                self.bed.control(batch, ControlVerb::Resume).await;
+                self.control(batch, ControlVerb::Resume).await;
             }
         }
     }
 
     async fn claim(&self, batch: BatchId, want: u32) {
-        if let Claim::Granted { holds, .. } = self.bed.try_claim(batch, want).await {
-            assert!(!self.cancelled.borrow().contains(&batch) || holds.is_empty());
-            self.leases.borrow_mut().push(holds);
+        let was_cancelled = self.cancelled.borrow().contains(&batch);
+        let request = self.bed.request(batch, want);
+        match self.bed.store.claim(&request).await {
+            Ok(Claim::Granted { holds, .. }) => {
+                assert!(!was_cancelled, "claimed from a cancelled batch");
+                self.leases.borrow_mut().push(holds);
+            }
+            Ok(Claim::Nothing(..)) => {}
+            // Never adopted, only given back, and once more at the next heartbeat (F6).
+            Err(unknown) if unknown.is_unknown() => {
+                self.give_back_lease(batch, request.lease).await;
+                self.lost.borrow_mut().push((batch, request.lease));
+            }
+            Err(nothing_happened) => assert!(!nothing_happened.is_lasting(), "{nothing_happened}"),
         }
+    }
+
+    async fn give_back_lease(&self, batch: BatchId, lease: LeaseId) {
+        until_answered(|| self.bed.store.give_back(batch, lease, 5)).await;
+    }
+
+    async fn control(&self, batch: BatchId, verb: ControlVerb) -> ControlAnswer {
+        until_answered(|| self.bed.store.control_batch(batch, None, verb, "tester")).await
+    }
+
+    async fn retry(&self, batch: BatchId) {
+        let from = Position::new(0);
+        let store = &self.bed.store;
+        until_answered(|| store.retry_failed(batch, None, None, from, 10, "tester")).await;
+    }
+
+    async fn clear(&self, batch: BatchId, limit: i32) {
+        until_answered(|| self.bed.store.clear_cancelled(batch, limit)).await;
     }
 
     /// Takes some lease, hands some of its items in, maybe twice, and puts the rest back.
@@ -120,7 +157,8 @@ impl World {
         let was_cancelled = self.cancelled.borrow().contains(&batch);
         let items: Vec<HandIn<'_>> =
             holds.iter().zip(ends).map(|(hold, settlement)| HandIn { hold, settlement }).collect();
-        let answers = self.bed.store.hand_in(batch, self.bed.worker, TTL, &items).await.unwrap();
+        let answers =
+            until_answered(|| self.bed.store.hand_in(batch, self.bed.worker, TTL, &items)).await;
         for ((hold, end), answer) in holds.iter().zip(ends).zip(&answers) {
             if *answer != HandInAnswer::Applied {
                 continue;
@@ -156,8 +194,9 @@ impl World {
                 .collect()
         };
         let cancelled = self.cancelled.borrow().clone();
+        let store = &self.bed.store;
         let renewal =
-            self.bed.store.renew(self.bed.worker, TTL, "running", 0, &beat).await.unwrap();
+            until_answered(|| store.renew(self.bed.worker, TTL, "running", 0, &beat)).await;
         for state in renewal.leases {
             let batch = beat.iter().find(|vouched| vouched.lease == state.lease).unwrap().batch;
             assert!(state.answer != RenewAnswer::Renewed || !cancelled.contains(&batch));
@@ -174,7 +213,7 @@ impl World {
             let hold = &leases[rng.random_range(0..leases.len())][0];
             (hold.item().batch(), hold.lease())
         };
-        self.bed.store.give_back(lease.0, lease.1, 5).await.unwrap();
+        self.give_back_lease(lease.0, lease.1).await;
     }
 
     async fn expire_and_reap(&self, batch: BatchId, some: bool) {
@@ -187,7 +226,8 @@ impl World {
                         AND (SELECT count(*) >= 0 FROM o)"
         );
         self.bed.run(&locked, &[&batch.uuid(), &some]).await;
-        self.bed.reap(batch).await;
+        let policy = ReapPolicy { charge: some, ..REAP };
+        until_answered(|| self.bed.store.reap(batch, &policy)).await;
     }
 
     async fn cancel(&self, batch: BatchId) {
@@ -195,14 +235,14 @@ impl World {
         if self.cancelled.borrow().len() >= 2 {
             return;
         }
-        if self.bed.control(batch, ControlVerb::Cancel).await != ControlAnswer::Ended {
+        if self.control(batch, ControlVerb::Cancel).await != ControlAnswer::Ended {
             self.cancelled.borrow_mut().insert(batch);
         }
     }
 
     /// Nobody else acts any more: takes everything back and finishes it.
     async fn finish_all(&self, batch: BatchId) {
-        self.bed.control(batch, ControlVerb::Resume).await;
+        self.control(batch, ControlVerb::Resume).await;
         while !self.bed.is_ended(batch).await {
             self.expire_and_reap(batch, false).await;
             if let Claim::Granted { holds, .. } = self.bed.try_claim(batch, 100).await {
@@ -245,23 +285,44 @@ impl World {
     }
 }
 
-#[tokio::test]
-async fn random_interleavings_keep_every_promise() {
-    println!("seed {SEED}"); // shown when the test fails
+/// Repeats a call until the server answers; nothing it carries is at fault.
+async fn until_answered<T, F: Future<Output = Result<T, FlightError>>>(call: impl Fn() -> F) -> T {
+    loop {
+        match call().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(!error.is_lasting(), "{error:?}"),
+        }
+    }
+}
+
+fn from_environment(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Acts for some seconds while `meanwhile` goes on, then ends every batch and compares.
+async fn act_and_compare(meanwhile: impl AsyncFn(&World, StdRng)) {
+    let seed = from_environment("HOLDFAST_TEST_SEED", SEED);
+    let seconds = from_environment("HOLDFAST_TEST_SECONDS", SECONDS);
+    eprintln!("HOLDFAST_TEST_SEED={seed}"); // shown when the test fails
     let world = World::new().await;
-    let actors = (0..ACTORS).map(|n| world.act(StdRng::seed_from_u64(SEED + n)));
-    tokio::join!(join_all(actors), async {
-        tokio::time::sleep(Duration::from_secs(6)).await;
+    let actors = (0..ACTORS).map(|n| world.act(StdRng::seed_from_u64(seed + n)));
+    let rng = StdRng::seed_from_u64(seed + ACTORS);
+    tokio::join!(join_all(actors), meanwhile(&world, rng), async {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
         world.over.set(true);
     });
-    println!(
-        "{} steps, {} published, {} returned, {} cancelled",
+    eprintln!(
+        "{} steps, {} published, {} returned, {} cancelled, {} claims lost",
         world.steps.get(),
         world.published.borrow().len(),
         world.returned.borrow().len(),
-        world.cancelled.borrow().len()
+        world.cancelled.borrow().len(),
+        world.lost.borrow().len(),
     );
 
+    for (batch, lease) in world.lost.take() {
+        world.give_back_lease(batch, lease).await;
+    }
     for batch in &world.batches {
         assert_invariants(&world.bed.sql, *batch).await;
         world.finish_all(*batch).await;
@@ -273,4 +334,26 @@ async fn random_interleavings_keep_every_promise() {
         world.compare_with_record(*batch).await;
     }
     assert_no_deadlock(&world.bed.sql).await;
+}
+
+#[tokio::test]
+async fn random_interleavings_keep_every_promise() {
+    act_and_compare(async |_, _| {}).await;
+}
+
+#[tokio::test]
+async fn random_interleavings_keep_every_promise_while_sessions_die() {
+    act_and_compare(async |world, mut rng| {
+        while !world.over.get() {
+            let end = ["pg_terminate_backend", "pg_cancel_backend"][rng.random_range(0..2)];
+            let some = format!(
+                "SELECT {end}(pid) FROM pg_stat_activity
+                  WHERE datname = current_database() AND application_name = 'holdfast-test'
+                    AND state <> 'idle' ORDER BY random() LIMIT 2"
+            );
+            world.bed.sql.query(&some, &[]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(rng.random_range(1..20))).await;
+        }
+    })
+    .await;
 }

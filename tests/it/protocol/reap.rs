@@ -216,7 +216,7 @@ async fn a_first_expiry_is_ready_at_once_and_later_ones_back_off_within_their_bo
     let batch = bed.batch_of(spec).await;
     let policy = ReapPolicy {
         backoff_base: Duration::from_secs(100),
-        backoff_max: Duration::from_secs(300),
+        backoff_max: Duration::from_mins(5),
         ..REAP
     };
     let longest =
@@ -234,7 +234,7 @@ async fn a_first_expiry_is_ready_at_once_and_later_ones_back_off_within_their_bo
         bed.run(ready, &[&batch.uuid()]).await;
     }
     let seen = |n: usize, low: f64, high: f64| {
-        assert!(low <= bounds[n] && bounds[n] <= high, "{bounds:?}")
+        assert!(low <= bounds[n] && bounds[n] <= high, "{bounds:?}");
     };
     seen(0, -10.0, 0.0);
     seen(1, 60.0, 100.0);

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use futures::future::join_all;
+use holdfast::model::ItemStatus::{Leased, Queued, Succeeded};
 use holdfast::model::{BatchId, History, ItemStatus, Position};
 use holdfast::store::{Claim, ClaimAnswer, ControlVerb, RetryAnswer};
 
@@ -92,7 +93,6 @@ async fn a_retry_passes_over_what_is_not_failed() {
     assert_eq!(retry(&bed, batch, Some(&list), 0).await, (1, None));
     assert_eq!(retry(&bed, batch, Some(&[]), 0).await, (0, None));
 
-    use ItemStatus::{Leased, Queued, Succeeded};
     assert_eq!(bed.statuses(batch).await, [Succeeded, Queued, Leased, Queued]);
     assert_invariants(&bed.sql, batch).await;
 }
@@ -203,7 +203,7 @@ async fn a_hundred_thousand_failed_items_are_retried_while_claims_go_on() {
                 .retry_failed(batch, None, None, from_next, 1_000, "tester")
                 .await
                 .unwrap();
-            slowest.set(slowest.get().max(bed_clock(&bed).await - began));
+            slowest.set(slowest.get().max(bed_clock(&bed).await.checked_sub(began).unwrap()));
             let RetryAnswer::Moved { items, next } = chunk else { panic!("{chunk:?}") };
             moved += items;
             from = next.map(Position::get);

@@ -153,3 +153,12 @@ async fn a_schema_outside_the_known_range_is_refused_by_name_of_the_command() {
     assert!(new.contains("too new"), "{new}");
     assert!(matches!(migrate::up(bed.db.url(), None).await, Err(SchemaError::Mismatch(_))));
 }
+
+#[tokio::test]
+async fn sequences_hand_out_their_numbers_in_order() {
+    let db = TestDb::fresh().await;
+    let client = db.client().await;
+    let cached =
+        "SELECT count(*) FROM pg_sequences WHERE schemaname = 'holdfast' AND cache_size > 1";
+    assert_eq!(client.query_one(cached, &[]).await.unwrap().get::<_, i64>(0), 0);
+}

@@ -42,10 +42,10 @@ async fn the_fast_sweep_finds_expired_leases_of_silent_workers_alone() {
 async fn one_worker_of_the_fleet_gets_the_full_sweep() {
     let bed = Bed::new().await;
     for _ in 0..20 {
-        let turns = join_all((0..10).map(|_| bed.store.take_sweep(Duration::from_secs(60))));
+        let turns = join_all((0..10).map(|_| bed.store.take_sweep(Duration::from_mins(1))));
         let turns = turns.await.into_iter().filter(|turn| *turn.as_ref().unwrap()).count();
         assert_eq!(turns, 1);
-        assert!(!bed.store.take_sweep(Duration::from_secs(60)).await.unwrap());
+        assert!(!bed.store.take_sweep(Duration::from_mins(1)).await.unwrap());
         bed.run("UPDATE holdfast.sweep SET taken_at = taken_at - interval '1 hour'", &[]).await;
     }
 }
@@ -190,7 +190,7 @@ async fn pruning_beside_claims_and_hand_ins_loses_no_count() {
 }
 
 async fn ranked(bed: &Bed, except: &[BatchId]) -> Vec<BatchId> {
-    let ageing = Duration::from_secs(600);
+    let ageing = Duration::from_mins(10);
     let ranking = bed.store.rank_batches(&["q".to_owned()], except, ageing, 32).await.unwrap();
     ranking.into_iter().map(|batch| batch.id).collect()
 }
@@ -209,7 +209,7 @@ async fn a_ranking_names_what_a_claim_would_get_something_from() {
     bed.run(later, &[&early.uuid()]).await;
     drop(bed.claim_one(capped).await);
     let hold = bed.claim_one(full).await;
-    bed.hand_in_one(&hold, &again(History::FRESH, Duration::from_secs(600))).await;
+    bed.hand_in_one(&hold, &again(History::FRESH, Duration::from_mins(10))).await;
     bed.defer(deferred, 0, 3, 3_600.0).await;
     let held = bed.claim_one(deferred).await;
     assert_eq!(ranked(&bed, &[]).await, [open]);

@@ -16,7 +16,7 @@ use tokio_postgres::Client;
 use super::TestDb;
 
 /// The length of every lease that no test lets expire by itself.
-pub(crate) const TTL: Duration = Duration::from_secs(60);
+pub(crate) const TTL: Duration = Duration::from_mins(1);
 
 /// Everything is taken back with its charge, and may be claimed again at once.
 pub(crate) const REAP: ReapPolicy = ReapPolicy {
