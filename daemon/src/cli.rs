@@ -102,10 +102,7 @@ enum Command {
 pub fn main() -> std::process::ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => {
-            drop(error.print());
-            return if error.use_stderr() { Exit::Usage } else { Exit::Done }.into();
-        }
+        Err(error) => return refuse(&error),
     };
     // The one TLS provider of the process, whoever opens a connection first.
     drop(rustls::crypto::ring::default_provider().install_default());
@@ -117,6 +114,28 @@ pub fn main() -> std::process::ExitCode {
             error.exit().into()
         }
     }
+}
+
+/// Help and versions are no errors; a wrong command line is one, as a document when that is what the
+/// caller asked for.
+fn refuse(error: &clap::Error) -> std::process::ExitCode {
+    if !error.use_stderr() {
+        drop(error.print());
+        return Exit::Done.into();
+    }
+    let words = std::env::args_os().skip(1).take_while(|word| word != "--");
+    if words.into_iter().any(|word| word == "--json") {
+        let text = error.render().to_string();
+        // What follows the first paragraphs is for people: usage, and where there is more to read.
+        let said = ["\n\nUsage:", "\n\nFor more"]
+            .iter()
+            .fold(text.as_str(), |said, end| said.split(end).next().unwrap_or(said));
+        let said = said.trim().trim_start_matches("error: ");
+        output::print_error(&CliError::new(Exit::Usage, said), true);
+    } else {
+        drop(error.print());
+    }
+    Exit::Usage.into()
 }
 
 fn run(arguments: Arguments) -> Result<Exit, CliError> {

@@ -24,6 +24,9 @@ The server listens on a socket that only its account and root can enter, and end
 Its address is printed as the first line of standard output; other commands take it with
 --database-url. With --database-url no server is started.
 
+Exit codes, beside those of `holdfast worker`: 73 another process runs a server on this data; 75 the
+server does not start; 78 no server was found, or the folder cannot be used.
+
 Examples:
   holdfast dev --config holdfast.toml
   holdfast dev --ephemeral --no-worker
@@ -105,6 +108,16 @@ async fn develop(settings: Arc<Settings>, no_worker: bool, json: bool) -> Result
 
 impl From<EmbeddedError> for CliError {
     fn from(error: EmbeddedError) -> Self {
-        Self::caused(Exit::Unreachable, error)
+        let exit = match &error {
+            EmbeddedError::NoServer { .. }
+            | EmbeddedError::Unusable { .. }
+            | EmbeddedError::NoAccount
+            | EmbeddedError::NoHome
+            | EmbeddedError::OtherVersion { .. }
+            | EmbeddedError::Folder { .. } => Exit::Configuration,
+            EmbeddedError::AlreadyRunning { .. } => Exit::Conflict,
+            EmbeddedError::Thread(_) | EmbeddedError::NotStarted { .. } => Exit::Unreachable,
+        };
+        Self::caused(exit, error)
     }
 }

@@ -14,8 +14,8 @@ use crate::store::migrate::{self, MigrationStatus, OLDEST};
 /// Move the schema of the database, one migration at a time.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Exit codes: 69 what is applied is not what this program would apply, or a migration failed and was
-rolled back; 73 another migration is running; 75 the database is unreachable.
+Exit codes: 69 what is applied is not what this program would apply, `status` found a version that
+this program does not work with, or a migration failed and was rolled back; 73 another migration is running; 75 the database is unreachable.
 
 Examples:
   holdfast migrate status
@@ -67,7 +67,7 @@ pub(super) fn run(global: &Global, arguments: &MigrateArguments) -> Result<Exit,
         match arguments.command {
             MigrateCommand::Up { to } => up(url, to, json).await?,
             MigrateCommand::Down { to, yes } => down(url, to, yes, json).await?,
-            MigrateCommand::Status => status(url, json).await?,
+            MigrateCommand::Status => return status(url, json).await,
         }
         Ok(Exit::Done)
     })
@@ -134,17 +134,19 @@ fn print_moved(
     })
 }
 
-async fn status(url: &str, json: bool) -> Result<(), CliError> {
+async fn status(url: &str, json: bool) -> Result<Exit, CliError> {
     let migrations = migrate::status(url).await?;
     let newest = migrate::newest();
     let version =
         migrations.iter().filter(|m| m.applied).map(|m| m.version).max().unwrap_or_default();
     let supported = (OLDEST..=newest).contains(&version);
+    let exit = if supported { Exit::Done } else { Exit::Schema };
     if json {
-        return print_json(&json!({
+        print_json(&json!({
             "version": version, "supported": supported, "oldest_supported": OLDEST,
             "newest_supported": newest, "migrations": migrations,
-        }));
+        }))?;
+        return Ok(exit);
     }
     let rows: Vec<[String; 3]> = migrations
         .iter()
@@ -157,5 +159,6 @@ async fn status(url: &str, json: bool) -> Result<(), CliError> {
     print_text(&table(["version", "state", "name"], &rows))?;
     print_line(&format!(
         "this program {verdict} with version {version}; it needs {OLDEST} to {newest}"
-    ))
+    ))?;
+    Ok(exit)
 }

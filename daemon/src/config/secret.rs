@@ -15,7 +15,7 @@ pub struct DatabaseUrl(String);
 pub struct EndpointUrl(String);
 
 macro_rules! secret_url {
-    ($name:ident, $schemes:expr, $refusal:literal) => {
+    ($name:ident, $schemes:expr, $refusal:literal, $check:expr) => {
         impl $name {
             /// The whole URL with its password, for connecting; not for people.
             #[must_use]
@@ -32,11 +32,11 @@ macro_rules! secret_url {
                 let known = $schemes.iter().any(|scheme: &&str| {
                     text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())
                 });
-                if known && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-                    Ok(Self(text.to_owned()))
-                } else {
-                    Err($refusal.to_owned())
+                if !known || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+                    return Err($refusal.to_owned());
                 }
+                $check(text)?;
+                Ok(Self(text.to_owned()))
             }
         }
 
@@ -57,13 +57,39 @@ macro_rules! secret_url {
 secret_url!(
     DatabaseUrl,
     ["postgres://", "postgresql://"],
-    "is not a database URL such as postgres://user:password@host:5432/name"
+    "is not a database URL such as postgres://user:password@host:5432/name",
+    driver_reads
 );
 secret_url!(
     EndpointUrl,
     ["http://", "https://"],
-    "is not a URL that begins with http:// or https://"
+    "is not a URL that begins with http:// or https://",
+    |_: &str| Ok::<(), String>(())
 );
+
+impl DatabaseUrl {
+    /// The modes of libpq that look at the server's certificate, which the driver does not know.
+    pub const VERIFYING: [&str; 2] = ["sslmode=verify-full", "sslmode=verify-ca"];
+
+    /// The URL as the driver reads it, and whether the server's certificate has to be looked at.
+    #[must_use]
+    pub fn for_driver(url: &str) -> (String, bool) {
+        let verify = Self::VERIFYING.iter().any(|mode| url.contains(mode));
+        let url = Self::VERIFYING
+            .iter()
+            .fold(url.to_owned(), |url, mode| url.replace(mode, "sslmode=require"));
+        (url, verify)
+    }
+}
+
+/// What the driver says of a URL, in its own words: they name a parameter, never its value.
+fn driver_reads(url: &str) -> Result<(), String> {
+    let parsed = DatabaseUrl::for_driver(url).0.parse::<tokio_postgres::Config>();
+    parsed.map(drop).map_err(|error| match std::error::Error::source(&error) {
+        Some(cause) => format!("is not a database URL: {cause}"),
+        None => format!("is not a database URL: {error}"),
+    })
+}
 
 /// The URL with its passwords replaced. It rather hides too much: a password may hold a `/`, `?` or
 /// `@` that should have been escaped, so everything up to the last `@` may be one.
@@ -106,7 +132,14 @@ mod tests {
 
     #[test]
     fn a_refused_url_is_not_repeated_in_the_error() {
-        for bad in ["host=h password=hunter2", "mysql://u:hunter2@h", "postgres://u:hunter2 @h/d"] {
+        for bad in [
+            "host=h password=hunter2",
+            "mysql://u:hunter2@h",
+            "postgres://u:hunter2 @h/d",
+            "postgres://u:hunter2@h:port/d",
+            "postgres://u:hunter2@h/d?sslmode=hunter2",
+            "postgres://u:hunter2@h/d?hunter=1",
+        ] {
             let error = bad.parse::<DatabaseUrl>().unwrap_err();
             assert!(!error.contains("hunter2"), "{error}");
         }

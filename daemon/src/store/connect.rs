@@ -17,6 +17,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::StoreError;
 use super::flight::{FlightError, FlightLimits, flight};
+use crate::config::DatabaseUrl;
 
 /// How to reach the database.
 #[derive(Clone)]
@@ -167,12 +168,7 @@ fn build_pool(options: &DatabaseOptions, size: usize) -> Result<Pool, StoreError
 pub(super) fn client_config(
     options: &DatabaseOptions,
 ) -> Result<(tokio_postgres::Config, MakeRustlsConnect), StoreError> {
-    let verify =
-        ["sslmode=verify-full", "sslmode=verify-ca"].iter().any(|mode| options.url.contains(mode));
-    let url = options
-        .url
-        .replace("sslmode=verify-full", "sslmode=require")
-        .replace("sslmode=verify-ca", "sslmode=require");
+    let (url, verify) = DatabaseUrl::for_driver(&options.url);
     let mut config: tokio_postgres::Config = url
         .parse()
         .map_err(|error: tokio_postgres::Error| StoreError::Unreachable(Box::new(error)))?;

@@ -163,6 +163,38 @@ async fn a_wrong_flag_is_named() {
 }
 
 #[tokio::test]
+async fn wrong_command_lines_are_documents_for_those_who_ask_for_json() {
+    let cli = Cli::new().await;
+    for (arguments, said) in [
+        (&["show", "not-an-id", "--json"] as &[&str], "not-an-id"),
+        (&["--json", "submit", "-"], "--queue"),
+        (&["--json", "frobnicate"], "frobnicate"),
+    ] {
+        let ran = cli.run(arguments).await.exited(2);
+        let document: serde_json::Value = serde_json::from_str(&ran.err).unwrap();
+        assert_eq!(document["exit_code"], 2, "{document}");
+        assert!(document["error"].as_str().unwrap().contains(said), "{document}");
+    }
+    cli.run(&["show", "not-an-id"]).await.exited(2).says("For more information");
+}
+
+#[tokio::test]
+async fn what_the_operator_has_to_set_right_is_a_fault_of_the_configuration() {
+    let cli = Cli::new().await;
+    let file = cli.file("items", "a");
+    for url in ["postgres://h:port/d", "postgres://h/d?sslmode=some", "postgres://h/d?user"] {
+        cli.run(&["config", "check", "--database-url", url]).await.exited(78).says("database.url");
+        cli.run(&["batches", "--database-url", url]).await.exited(78);
+    }
+    cli.run(&["config", "check", "--database-url", "postgres://h/d?sslmode=verify-full"])
+        .await
+        .exited(0);
+    let folder = cli.file("folder", "");
+    let run = ["run", &file, "--lines", "--pg-bin", &folder, "--", "cat"];
+    cli.run(&run).await.exited(78).says(&folder);
+}
+
+#[tokio::test]
 async fn messages_have_no_power_over_a_terminal() {
     let cli = Cli::new().await;
     let input = b"{\"key\":\"a\",\"\\u001b[2J\":1,\"input\":1}\n\x1b[2J";
