@@ -4,7 +4,6 @@ mod bad_input;
 mod control;
 mod export;
 mod look;
-mod proxy;
 mod schema;
 mod submit;
 mod watch;

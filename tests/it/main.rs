@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod acceptance;
+mod chaos;
 mod cli;
 mod command_executor;
 mod databases;

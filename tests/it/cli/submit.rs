@@ -4,8 +4,8 @@ use holdfast::model::BatchId;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-use super::proxy::Proxy;
 use super::{Cli, succeeded};
+use crate::support::proxy::Proxy;
 
 #[tokio::test]
 async fn a_batch_is_stored_with_all_that_was_said_about_it() {

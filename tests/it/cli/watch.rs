@@ -5,8 +5,8 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
-use super::proxy::Proxy;
 use super::{Cli, Ran, failed, signal, succeeded};
+use crate::support::proxy::Proxy;
 
 /// Waits until the watch has said this on standard error.
 async fn said(child: &mut Child, text: &str) {

@@ -89,17 +89,13 @@ impl Fleet {
         let folder = tempfile::tempdir().unwrap();
         let queue = format!("\n[queues.{QUEUE}]\nexecutor = 'command'\nargv = ['true']\n");
         fs::write(folder.path().join("holdfast.toml"), format!("{settings}{queue}")).unwrap();
-        let database = Database::new(DatabaseOptions {
-            url: url.clone(),
-            application: "test".to_owned(),
-            pool_size: 4,
-            connect_timeout: LONG,
-            lock_timeout: LONG,
-            statement_timeout: LONG,
-            heartbeat_timeout: LONG,
-        })
-        .unwrap();
+        let database = patient_database(&url);
         Self { database, sql, url, folder, started: AtomicUsize::new(0), _db: db }
+    }
+
+    /// The folder of the configuration, of the logs and of what commands note.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -112,18 +108,29 @@ impl Fleet {
     }
 
     pub(crate) fn start_with(&self, arguments: &[&str]) -> WorkerProcess {
+        self.start_at(&self.url, arguments, &[])
+    }
+
+    /// Starts one that reaches the database by another way, with variables of its own.
+    pub(crate) fn start_at(
+        &self,
+        url: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> WorkerProcess {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let log = self.file(&format!("worker-{number}.log"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
         command
             .args(["worker", "--health", "127.0.0.1:0", "--log-format", "json"])
-            .args(["--log-level", "info,holdfast=debug", "--database-url", &self.url, "--config"])
+            .args(["--log-level", "info,holdfast=debug", "--database-url", url, "--config"])
             .arg(self.file("holdfast.toml"))
             .args(arguments)
             // Many small workers on one server.
             .env("HOLDFAST__DATABASE__POOL_SIZE", "4")
             // What killed workers leave behind goes with the test.
             .env("TMPDIR", self.folder.path())
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).unwrap())
@@ -260,6 +267,20 @@ impl Drop for Fleet {
             eprintln!("--- the last of worker {number}\n{}", tail.join("\n"));
         }
     }
+}
+
+/// A database whose calls never give up before a test does.
+pub(crate) fn patient_database(url: &str) -> Database {
+    Database::new(DatabaseOptions {
+        url: url.to_owned(),
+        application: "test".to_owned(),
+        pool_size: 4,
+        connect_timeout: LONG,
+        lock_timeout: LONG,
+        statement_timeout: LONG,
+        heartbeat_timeout: LONG,
+    })
+    .unwrap()
 }
 
 /// One line that a command wrote.

@@ -94,10 +94,15 @@ SELECT 'a delta was folded before it was drawn'
   FROM p WHERE p.last_delta > (SELECT last_value FROM holdfast.delta_seq)
 ";
 
+/// What of I1, counts, floors and tokens does not hold.
+pub(crate) async fn violations_of(sql: &Client, batch: BatchId) -> Vec<String> {
+    let rows = sql.query(VIOLATIONS, &[&batch.uuid()]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 /// Panics unless I1 holds, the counts equal the rows, floors and tokens are right.
 pub(crate) async fn assert_invariants(sql: &Client, batch: BatchId) {
-    let rows = sql.query(VIOLATIONS, &[&batch.uuid()]).await.unwrap();
-    let violations: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    let violations = violations_of(sql, batch).await;
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 

@@ -1,0 +1,3 @@
+//! Faults of every kind, and what holds all the same.
+
+mod commit;
