@@ -11,6 +11,7 @@ mod health;
 mod layering;
 mod long;
 mod metrics;
+mod model;
 mod protocol;
 mod support;
 mod telemetry;
