@@ -123,10 +123,22 @@ mod tests {
             ("postgresql:///d?host=/run/pg", "postgresql:///d?host=/run/pg"),
             ("postgres://h1:1,h2:2/d", "postgres://h1:1,h2:2/d"),
         ] {
-            let parsed: DatabaseUrl = url.parse().unwrap();
-            assert_eq!(parsed.to_string(), shown);
-            assert_eq!(format!("{parsed:?}"), format!("{shown:?}"));
-            assert_eq!(parsed.expose(), url);
+            let held = DatabaseUrl(url.to_owned());
+            assert_eq!(held.to_string(), shown);
+            assert_eq!(format!("{held:?}"), format!("{shown:?}"));
+        }
+    }
+
+    #[test]
+    fn what_the_driver_reads_is_kept_as_it_is() {
+        for url in [
+            "postgres://u:hunter2@h:5432/d",
+            "postgres://u@h/d?sslmode=require&password=hunter2",
+            "postgres://u@h/d?sslmode=verify-full",
+            "postgresql:///d?host=/run/pg",
+            "postgres://h1:1,h2:2/d",
+        ] {
+            assert_eq!(url.parse::<DatabaseUrl>().unwrap().expose(), url);
         }
     }
 
