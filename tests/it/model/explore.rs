@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use stateright::{Model, Property};
 
+use super::faults::Fault;
 use super::rules::{Bounds, Rule};
 use super::state::{
     Broken, Database, Handing, Holding, ITEMS, Late, Life, Place, State, Work, Worker,
@@ -151,42 +152,43 @@ impl Protocol {
     }
 
     fn faults(&self, s: &State, free: bool, steps: &mut Vec<Action>) {
+        let mut happens = |fault| steps.push(Action::Fault(fault));
         for (w, worker) in s.workers.iter().enumerate() {
             if worker.life == Life::Up && s.faults.lost_answers > 0 {
                 let adopts = !self.has(Rule::NeverAdopt) && worker.lost_claims.is_empty();
                 if worker.claim.is_none() && self.may_claim(s, w)
                     || worker.claim.is_some() && adopts
                 {
-                    steps.push(Action::LoseClaim(w));
+                    happens(Fault::LoseClaim(w));
                 }
                 if worker.hand_in.is_none() && !self.ended_items(s, w).is_empty() {
-                    steps.push(Action::LoseHandIn(w));
+                    happens(Fault::LoseHandIn(w));
                 }
                 if worker.renewal.is_some() {
-                    steps.push(Action::LoseRenewal(w));
+                    happens(Fault::LoseRenewal(w));
                 }
             }
             if worker.life == Life::Up && s.faults.freezes > 0 {
-                steps.push(Action::Freeze(w));
+                happens(Fault::Freeze(w));
             }
             if worker.life != Life::Dead && s.faults.crashes > 0 {
-                steps.push(Action::Crash(w));
+                happens(Fault::Crash(w));
             }
         }
         if s.faults.clock_steps > 0 && !s.db.leases.is_empty() {
-            steps.push(Action::StepClock);
+            happens(Fault::StepClock);
         }
         if s.faults.failovers + s.faults.restores > 0 && s.old.is_none() {
-            steps.push(Action::CopyDatabase);
+            happens(Fault::CopyDatabase);
         }
         if s.old.is_some() && s.faults.failovers > 0 {
-            steps.push(Action::FailOver);
+            happens(Fault::FailOver);
         }
         if s.old.is_some() && s.faults.restores > 0 {
-            steps.push(Action::Restore);
+            happens(Fault::Restore);
         }
         if s.faults.cancels > 0 && !s.db.finished && (free || !self.has(Rule::CancelTakesLock)) {
-            steps.push(Action::Cancel);
+            happens(Fault::Cancel);
         }
     }
 
@@ -208,20 +210,31 @@ impl Protocol {
             let nobody = s.workers.iter().all(|worker| worker.life != Life::Up);
             let due = |action: &Action| match *action {
                 Action::Restart(_) | Action::Thaw(_) => nobody.then_some(0),
-                Action::ServeLate(_) => None,
                 Action::Renew(w) => (!renewed[w]).then_some(1),
                 Action::SeeExpired(_) | Action::Reap(_) | Action::EndBatch => Some(2),
                 Action::Claim(_) => Some(3),
                 Action::Tick => Some(4),
-                other => (!other.is_fault()).then_some(1),
+                Action::ServeLate(_) | Action::Fault(_) => None,
+                Action::TakeClaim(_)
+                | Action::GiveBack(..)
+                | Action::Complete(..)
+                | Action::EndCheck(..)
+                | Action::HandIn(_)
+                | Action::BeginHandIn(_)
+                | Action::LockHandIn(_)
+                | Action::CommitHandIn(_)
+                | Action::TakeHandIn(_)
+                | Action::TakeRenewal(_)
+                | Action::GuardReleases(..)
+                | Action::DropLate(_) => Some(1),
             };
             let steps = self.steps(&s);
             let step = steps.into_iter().filter(|a| due(a).is_some()).min_by_key(|a| due(a));
             let Some(step) = step else { return false };
-            match step {
-                Action::Tick => renewed.fill(false),
-                Action::Renew(w) => renewed[w] = true,
-                _ => {}
+            if step == Action::Tick {
+                renewed.fill(false);
+            } else if let Action::Renew(w) = step {
+                renewed[w] = true;
             }
             self.apply(&mut s, step);
         }
@@ -300,7 +313,7 @@ impl Model for Protocol {
             }),
             Property::<Self>::always(TOKENS_RISE, |_, s| !s.token_fell),
             Property::<Self>::always(NO_WASTE, |_, s| s.broken != Some(Broken::WorkThrownAway)),
-            Property::<Self>::always(ENDS, |protocol, s| protocol.ends(s)),
+            Property::<Self>::always(ENDS, Self::ends),
         ];
         if lossless {
             properties.push(Property::<Self>::always(PAID_ONCE, |_, s| {

@@ -249,7 +249,7 @@ pub(super) struct State {
 impl State {
     /// An id for a lease that nothing refers to: as good as a random one, and the states stay few.
     pub(super) fn new_id(&self) -> LeaseId {
-        (1..).find(|id| !self.refers_to(*id)).expect("a few leases")
+        (1..=LeaseId::MAX).find(|id| !self.refers_to(*id)).expect("a few leases")
     }
 
     fn refers_to(&self, id: LeaseId) -> bool {

@@ -6,6 +6,7 @@
 //! they like.
 
 use super::Protocol;
+use super::faults::Fault;
 use super::rules::Rule;
 use super::state::{
     Answer, Broken, Claim, Entry, Grant, HandIn, Handing, Holding, ITEMS, Kind, Late, LeaseId,
@@ -15,7 +16,7 @@ use super::state::{
 /// Length of a lease, in ticks.
 pub(super) const LEASE: u8 = 3;
 /// From the signal to the end of an execution, in ticks.
-const KILL_GRACE: u8 = 1;
+pub(super) const KILL_GRACE: u8 = 1;
 /// How many ticks the clock of the first worker loses in the time of a lease.
 const DRIFT: u8 = 1;
 
@@ -50,36 +51,7 @@ pub(super) enum Action {
     ServeLate(usize),
     DropLate(usize),
 
-    /// A claim without an answer: it commits at some time, or never.
-    LoseClaim(usize),
-    /// A hand-in without an answer, likewise.
-    LoseHandIn(usize),
-    LoseRenewal(usize),
-    Freeze(usize),
-    Crash(usize),
-    StepClock,
-    CopyDatabase,
-    FailOver,
-    Restore,
-    Cancel,
-}
-
-impl Action {
-    pub(super) const fn is_fault(self) -> bool {
-        matches!(
-            self,
-            Self::LoseClaim(_)
-                | Self::LoseHandIn(_)
-                | Self::LoseRenewal(_)
-                | Self::Freeze(_)
-                | Self::Crash(_)
-                | Self::StepClock
-                | Self::CopyDatabase
-                | Self::FailOver
-                | Self::Restore
-                | Self::Cancel
-        )
-    }
+    Fault(Fault),
 }
 
 impl Protocol {
@@ -103,7 +75,7 @@ impl Protocol {
                 if !s.db.cancelled
                     && let Some(row) = take_row(s, id)
                 {
-                    self.release(s, &row, false);
+                    self.release(s, row, false);
                 }
             }
             Action::Complete(w, id, position) => {
@@ -144,7 +116,7 @@ impl Protocol {
             Action::Reap(id) => {
                 s.seen = None;
                 let row = take_row(s, id).expect("there");
-                self.release(s, &row, true);
+                self.release(s, row, true);
             }
             Action::EndBatch => s.db.finished = true,
             Action::GuardReleases(w, id) => {
@@ -152,11 +124,12 @@ impl Protocol {
                 let fence = (holding.id, holding.token);
                 holding.lost = true;
                 s.workers[w].tidy();
-                let row = s.db.leases.iter().find(|row| self.matches(row, fence)).map(|row| row.id);
+                let row =
+                    s.db.leases.iter().find(|row| self.matches(**row, fence)).map(|row| row.id);
                 if !s.db.cancelled
                     && let Some(row) = row.and_then(|id| take_row(s, id))
                 {
-                    self.release(s, &row, true);
+                    self.release(s, row, true);
                 }
             }
             Action::Restart(w) => {
@@ -173,61 +146,7 @@ impl Protocol {
                 Late::HandIn(entries) => drop(self.hand_in(s, &entries, s.db.cancelled)),
             },
             Action::DropLate(n) => drop(s.late.remove(n)),
-            Action::LoseClaim(w) => {
-                s.faults.lost_answers -= 1;
-                let (id, owner) = (s.new_id(), s.workers[w].start);
-                if let Some(claim) = &s.workers[w].claim {
-                    // Without F6 the answer is awaited all the same.
-                    let id = claim.id;
-                    s.workers[w].lost_claims.push(id);
-                } else {
-                    s.workers[w].lost_claims.push(id);
-                    s.late.push(Late::Claim { owner, id });
-                }
-            }
-            Action::LoseHandIn(w) => {
-                s.faults.lost_answers -= 1;
-                let entries = self.ended_items(s, w);
-                s.late.push(Late::HandIn(entries));
-            }
-            Action::LoseRenewal(w) => {
-                s.faults.lost_answers -= 1;
-                s.workers[w].renewal = None;
-            }
-            Action::Freeze(w) => {
-                s.faults.freezes -= 1;
-                s.workers[w].life = Life::Frozen;
-            }
-            Action::Crash(w) => {
-                s.faults.crashes -= 1;
-                self.crash(s, w);
-            }
-            Action::StepClock => {
-                s.faults.clock_steps -= 1;
-                s.agreed = 0;
-                s.db.leases.iter_mut().for_each(|row| row.left = 0);
-            }
-            Action::CopyDatabase => {
-                s.old = Some(Box::new(s.db.clone()));
-            }
-            Action::FailOver => {
-                s.faults.failovers -= 1;
-                bring_back_old(s);
-                s.db.timeline += 1;
-            }
-            Action::Restore => {
-                s.faults.restores -= 1;
-                bring_back_old(s);
-                if self.has(Rule::EpochRaisedAfterRestore) {
-                    raise_epoch(s);
-                    s.settling = if self.bounds.claims_settle { LEASE } else { 0 };
-                }
-            }
-            Action::Cancel => {
-                s.faults.cancels -= 1;
-                s.db.cancelled = true;
-                s.db.finished = true;
-            }
+            Action::Fault(fault) => self.fault(s, fault),
         }
     }
 
@@ -252,7 +171,13 @@ impl Protocol {
                         Work::Dying(1) => Work::Killed,
                         Work::Dying(left) => Work::Dying(left - 1),
                         Work::Running if holding.trust == 0 && guarded => Work::Dying(KILL_GRACE),
-                        other => other,
+                        Work::Running
+                        | Work::Absent
+                        | Work::Killed
+                        | Work::Done
+                        | Work::Checking
+                        | Work::Checked
+                        | Work::Sent(_) => *item,
                     };
                 }
             }
@@ -260,12 +185,12 @@ impl Protocol {
         }
     }
 
-    fn matches(&self, row: &Row, (id, token): (LeaseId, Token)) -> bool {
+    fn matches(&self, row: Row, (id, token): (LeaseId, Token)) -> bool {
         row.token == token && (row.id == id || !self.has(Rule::LeaseIdInFence))
     }
 
     /// The claim function, under the exclusive lock.
-    fn grant(&self, s: &mut State, owner: u8, id: LeaseId) -> Option<Grant> {
+    pub(super) fn grant(&self, s: &mut State, owner: u8, id: LeaseId) -> Option<Grant> {
         if s.db.finished || s.settling > 0 {
             return None;
         }
@@ -354,7 +279,7 @@ impl Protocol {
                 return Answer::Cancelled;
             }
             let held = s.db.leases.iter().any(|row| {
-                self.matches(row, (entry.lease, entry.token)) && row.holds[entry.position]
+                self.matches(*row, (entry.lease, entry.token)) && row.holds[entry.position]
             });
             if held || !self.has(Rule::LostIsRefused) { Answer::Applied } else { Answer::Lost }
         };
@@ -365,7 +290,9 @@ impl Protocol {
             if answers.iter().any(|(_, answer)| *answer == Answer::Applied) {
                 s.broken = Some(Broken::WorkThrownAway);
             }
-            answers.iter_mut().for_each(|(_, answer)| *answer = Answer::Lost);
+            for (_, answer) in &mut answers {
+                *answer = Answer::Lost;
+            }
         }
         for (entry, answer) in &answers {
             if *answer == Answer::Applied {
@@ -406,7 +333,7 @@ impl Protocol {
         let mut answers = Vec::new();
         for holding in s.workers[w].holdings.iter().filter(|holding| !holding.lost) {
             let fence = (holding.id, holding.token);
-            let row = s.db.leases.iter_mut().find(|row| self.matches(row, fence));
+            let row = s.db.leases.iter_mut().find(|row| self.matches(**row, fence));
             let answer = match row {
                 _ if s.db.cancelled => Answer::Cancelled,
                 Some(row) => {
@@ -439,7 +366,7 @@ impl Protocol {
     }
 
     /// What a lease held waits again, or failed, or is checked again.
-    fn release(&self, s: &mut State, row: &Row, charged: bool) {
+    fn release(&self, s: &mut State, row: Row, charged: bool) {
         for position in (0..ITEMS).filter(|position| row.holds[*position]) {
             self.requeue(s, position, charged);
         }
@@ -455,40 +382,6 @@ impl Protocol {
             s.db.places[position] = Place::Waiting;
         }
     }
-
-    /// The process is gone; its guard ends its children.
-    fn crash(&self, s: &mut State, w: usize) {
-        let guarded = self.has(Rule::Guard);
-        let worker = &mut s.workers[w];
-        worker.life = Life::Dead;
-        worker.claim = None;
-        worker.hand_in = None;
-        worker.renewal = None;
-        worker.lost_claims.clear();
-        for item in worker.holdings.iter_mut().flat_map(|holding| &mut holding.items) {
-            *item = match *item {
-                Work::Running if guarded => Work::Dying(KILL_GRACE),
-                Work::Running => Work::Running,
-                Work::Dying(left) => Work::Dying(left),
-                Work::Absent
-                | Work::Killed
-                | Work::Done
-                | Work::Checking
-                | Work::Checked
-                | Work::Sent(_) => Work::Absent,
-            };
-        }
-        worker.tidy();
-    }
-}
-
-/// Another server, or another disk, that lacks the last commits. Statements on their way are gone
-/// with their connections.
-fn bring_back_old(s: &mut State) {
-    s.db = *s.old.take().expect("copied");
-    s.late.clear();
-    s.agreed = 0;
-    s.seen = None;
 }
 
 fn mark_sent(s: &mut State, w: usize, entries: &[Entry]) {
@@ -529,7 +422,7 @@ fn publish(s: &mut State, position: usize) {
     s.db.places[position] = Place::Ended;
 }
 
-fn raise_epoch(s: &mut State) {
+pub(super) fn raise_epoch(s: &mut State) {
     s.unix_time += 1;
     s.db.epoch = s.unix_time.max(s.db.epoch + 1);
     s.db.base = s.db.sequence;
