@@ -4,11 +4,14 @@ mod config;
 mod context;
 mod control;
 mod dev;
+mod doctor;
 mod exit;
 mod export;
 mod items;
+mod leases;
 mod migrate;
 mod output;
+mod recover;
 mod retry;
 mod run;
 mod show;
@@ -56,9 +59,10 @@ pub struct Global {
     propagate_version = true,
     disable_help_subcommand = true,
     after_help = "\
-Exit codes: 0 done; 1 ended with failed items; 2 usage; 65 bad input; 66 unreadable input; 69 schema
-not supported; 70 internal error; 73 conflict; 74 output failed; 75 database unreachable; 77 denied;
-78 configuration; 130 interrupted; 141 the reader of the output went away.
+Exit codes: 0 done; 1 ended with failed items; 2 usage; 10 or 20 what doctor found; 65 bad input;
+66 unreadable input; 69 schema not supported; 70 internal error; 73 conflict; 74 output failed; 75
+database unreachable; 77 denied; 78 configuration; 130 interrupted; 141 the reader of the output went
+away.
 
 Examples:
   holdfast migrate up
@@ -93,6 +97,9 @@ enum Command {
     Cancel(control::CancelArguments),
     Retry(retry::RetryArguments),
     Workers(workers::WorkersArguments),
+    Leases(leases::LeasesArguments),
+    Doctor(doctor::DoctorArguments),
+    Recover(recover::RecoverArguments),
     Migrate(migrate::MigrateArguments),
     Config(config::ConfigArguments),
 }
@@ -156,6 +163,9 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
         Command::Cancel(arguments) => control::run_cancel(global, &arguments),
         Command::Retry(arguments) => retry::run(global, &arguments),
         Command::Workers(arguments) => workers::run(global, &arguments),
+        Command::Leases(arguments) => leases::run(global, &arguments),
+        Command::Doctor(arguments) => doctor::run(global, &arguments),
+        Command::Recover(arguments) => recover::run(global, &arguments),
         Command::Migrate(arguments) => migrate::run(global, &arguments),
         Command::Config(arguments) => config::run(global, &arguments),
     }

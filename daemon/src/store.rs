@@ -5,13 +5,16 @@
 
 mod batches;
 mod connect;
+mod doctor;
 mod error;
 mod flight;
 mod items;
+mod leases;
 pub mod locking;
 pub mod migrate;
 mod notify;
 mod protocol;
+mod recovery;
 pub mod statements;
 mod submission;
 mod sweeps;
@@ -19,13 +22,16 @@ mod workers;
 
 pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
 pub use connect::{Database, DatabaseOptions};
+pub use doctor::{Fact, Look, ToVerify};
 pub use error::StoreError;
 pub use flight::FlightError;
 pub use items::{AttemptRow, ExportPage, ExportRange, ExportRow, ItemInput, ItemRow};
+pub use leases::LeaseRow;
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
     ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
+pub use recovery::RecoveryPlan;
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use workers::WorkerRow;

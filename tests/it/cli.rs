@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod control;
+mod doctor;
 mod export;
 mod look;
+mod recover;
 mod schema;
 mod submit;
 mod watch;

@@ -22,6 +22,10 @@ pub enum Exit {
     Stopped,
     /// A worker ended at once; leases may lapse.
     Forced,
+    /// `doctor` found nothing worse than warnings.
+    Warnings,
+    /// `doctor` found what stops work or endangers results.
+    Faults,
     /// The input has faults.
     BadInput,
     /// The input cannot be read.
@@ -58,6 +62,8 @@ impl Exit {
             Self::Usage => 2,
             Self::Stopped => 3,
             Self::Forced => 4,
+            Self::Warnings => 10,
+            Self::Faults => 20,
             Self::BadInput => 65,
             Self::UnreadableInput => 66,
             Self::Schema => 69,
@@ -122,16 +128,11 @@ impl CliError {
         Self { exit, message: anyhow::Error::new(error), problems: None }
     }
 
-    fn with_problems(self, problems: Value) -> Self {
-        Self { problems: Some(problems), ..self }
-    }
-}
-
-impl fmt::Display for CliError {
-    /// The whole chain of causes, each said once.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// An error with the whole chain of its causes, each said once.
+    pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         let mut said = String::new();
-        for cause in self.message.chain() {
+        let mut next = Some(error);
+        while let Some(cause) = next {
             // The driver puts words of its own around what the server said.
             let words = match cause.downcast_ref::<tokio_postgres::Error>() {
                 Some(error) => error.as_db_error().map(|db| db.message().to_owned()),
@@ -143,8 +144,20 @@ impl fmt::Display for CliError {
             } else if !said.contains(&words) {
                 said = format!("{said}: {words}");
             }
+            next = cause.source();
         }
-        f.write_str(&said)
+        said
+    }
+
+    fn with_problems(self, problems: Value) -> Self {
+        Self { problems: Some(problems), ..self }
+    }
+}
+
+impl fmt::Display for CliError {
+    /// The whole chain of causes, each said once.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Self::chain(self.message.as_ref()))
     }
 }
 

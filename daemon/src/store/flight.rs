@@ -76,6 +76,17 @@ impl FlightLimits {
         );
         Self { begin, answer: statement + patience }
     }
+
+    /// Limits for looks that change nothing and wait for no lock to speak of.
+    pub(super) fn read_only(statement: Duration) -> Self {
+        let limit = statement.as_millis().max(1);
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL lock_timeout = 500; \
+             SET LOCAL statement_timeout = {limit}; \
+             SET LOCAL idle_in_transaction_session_timeout = {limit}"
+        );
+        Self { begin, answer: statement + Duration::from_millis(500) }
+    }
 }
 
 /// Runs one protocol function as one transaction in one flight, answered until `deadline`.

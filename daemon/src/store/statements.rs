@@ -33,6 +33,16 @@ statements! {
     COUNTS = "counts";
     /// Bring back expiries further ahead than their worker's lease, after a step of the database clock (F4).
     CUT_FAR_EXPIRIES = "cut_far_expiries";
+    /// Who keeps dead rows of this database from being vacuumed away, and for how long.
+    DOCTOR_HOLDERS = "doctor_holders";
+    /// Leases that are not as they should be, by kind.
+    DOCTOR_LEASES = "doctor_leases";
+    /// What the server says of itself, apart from our schema.
+    DOCTOR_SERVER = "doctor_server";
+    /// Switches, sequences (L6), epoch (F2), sweeps and workers.
+    DOCTOR_STATE = "doctor_state";
+    /// Dead rows of the narrow tables, and how our tables are vacuumed.
+    DOCTOR_TABLES = "doctor_tables";
     /// End a batch with nothing left.
     END_BATCH = "end_batch";
     /// A worker process that ends, and why.
@@ -59,6 +69,8 @@ statements! {
     ITEMS_PAGE = "items_page";
     /// A page of items of one status from a position on.
     ITEMS_PAGE_STATUS = "items_page_status";
+    /// Leases with their batches and workers, the first to expire first; of an owner, a queue or of all.
+    LEASES_PAGE = "leases_page";
     /// Cancelled batches with rows to clear away (full sweep).
     LEFTOVER_BATCHES = "leftover_batches";
     /// Workers that have not ended, oldest first.
@@ -69,10 +81,14 @@ statements! {
     PRUNE_DELTAS = "prune_deltas";
     /// Progress rows older than a newer one of the same ten seconds; never the newest of a batch, in chunks.
     PRUNE_PROGRESS = "prune_progress";
+    /// Raise the token epoch above all tokens before (F2).
+    RAISE_EPOCH = "raise_epoch";
     /// Open batches of some queues with something to claim now, best first: priority with ageing, then the owner, then the batch with the fewest executing, then oldest.
     RANK_BATCHES = "rank_batches";
     /// Take back the expired leases of one batch.
     REAP = "reap";
+    /// The token epoch beside the server that is there now.
+    RECOVERY_PLAN = "recovery_plan";
     /// A worker process that has just started.
     REGISTER_WORKER = "register_worker";
     /// One heartbeat of one worker.
@@ -85,4 +101,10 @@ statements! {
     SILENT_WORKERS_BATCHES = "silent_workers_batches";
     /// The turn to do the full sweep, if the last one is old enough.
     TAKE_SWEEP = "take_sweep";
+    /// Batches by id, to be verified one after the other.
+    VERIFY_BATCHES = "verify_batches";
+    /// Whether the counts, floors and ends of a batch fit its rows.
+    VERIFY_COUNTS = "verify_counts";
+    /// Items of a range of positions that are missing, or not in exactly one place (I1).
+    VERIFY_PLACES = "verify_places";
 }

@@ -114,3 +114,31 @@ async fn workers_are_listed_until_they_end() {
     client.batch_execute("UPDATE holdfast.workers SET ended_at = now()").await.unwrap();
     assert_eq!(cli.run(&["workers", "--json"]).await.exited(0).out, "");
 }
+
+#[tokio::test]
+async fn leases_are_listed_the_first_to_expire_first() {
+    let cli = Cli::new().await;
+    let batch = cli.submit(&["a", "b", "c"]).await;
+    let fleet = cli.fleet();
+    let token = fleet.claim(&batch, 2).await[0].token();
+    fleet.claim(&batch, 1).await;
+    let client = cli.db.client().await;
+    let expire = "UPDATE holdfast.leases SET expires_at = now() - interval '1 s'
+                   WHERE cardinality(positions) = 1";
+    client.batch_execute(expire).await.unwrap();
+
+    let leases = cli.run(&["leases", "list", "--json"]).await.exited(0).lines();
+    let seen: Vec<_> = leases.iter().map(|l| json!([l["items"], l["expired"]])).collect();
+    assert_eq!(seen, [json!([1, true]), json!([2, false])]);
+    assert_eq!((&leases[1]["batch"], &leases[1]["queue"]), (&json!(batch), &json!("q")));
+    assert_eq!(leases[1]["token"], json!(token.to_string()));
+
+    let first = cli.run(&["leases", "list", "--json", "--limit", "1"]).await.exited(0);
+    assert_eq!(first.says("more than these 1").lines().len(), 1);
+    for nobody in [["--owner", "nobody"], ["--queue", "r"]] {
+        let list = [&["leases", "list", "--json"], &nobody[..]].concat();
+        assert_eq!(cli.run(&list).await.exited(0).out, "");
+    }
+    let text = cli.run(&["leases", "list"]).await.exited(0).out;
+    assert!(text.contains(&batch) && text.contains("0/2") && text.contains("expired"), "{text}");
+}
