@@ -3,7 +3,7 @@
 SHELL := bash
 TOOLS := $(or $(CARGO_TARGET_DIR),target)/tools/bin
 
-.PHONY: help setup demo test check bench long
+.PHONY: help setup demo test check bench image long
 
 help:
 	@sed -n 's/^\([a-z]*\):.* ## /  make \1\t/p' Makefile | expand -t 15
@@ -18,7 +18,7 @@ demo: setup ## three workers on real files, two of them ended half way
 test: setup ## every test but the long ones
 	cargo test --locked
 
-check: ## format, lints, statement headers, licences and bans, spelling, docs
+check: ## format, lints, statement headers, licences and bans, spelling, docs, chart and units
 	cargo fetch --locked
 	.ci/tools
 	cargo fmt --check
@@ -27,9 +27,17 @@ check: ## format, lints, statement headers, licences and bans, spelling, docs
 	$(TOOLS)/cargo-deny --offline --locked --config .deny.toml check bans licenses sources
 	cargo clippy --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
+	cargo test --locked --no-run --test it # builds the program as `make test` does: once for both
+	.ci/units
+	.ci/chart
 
 bench: setup ## the benchmarks, on this machine
 	cargo bench --locked --bench throughput
+
+image: setup ## build the image around a release build, and run it
+	cargo build --locked --release
+	.ci/tools
+	.ci/image
 
 long: setup ## the tests that take minutes to hours
 	cargo test --locked --release -- --ignored long_
