@@ -2,7 +2,7 @@
 //!
 //! Shared by the stages of a worker; it decides nothing about the database.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -88,6 +88,22 @@ pub struct Leases {
     held: Mutex<HashMap<LeaseId, Held>>,
     /// Nothing begins any more; changed under the lock of the table.
     closed: AtomicBool,
+    /// Batches whose cancel was told, and when: a claim may have been on its way. Used under the lock
+    /// of the table.
+    cancelled: Mutex<HashMap<BatchId, BootInstant>>,
+}
+
+/// A lease as this process knows it, to be compared with its row.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its batch.
+    pub batch: BatchId,
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its token.
+    pub token: FencingToken,
+    /// The positions that are vouched for.
+    pub positions: HashSet<Position>,
 }
 
 impl Leases {
@@ -95,7 +111,13 @@ impl Leases {
     /// its length less the margin (F5).
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, trust: Duration) -> Self {
-        Self { clock, trust, held: Mutex::default(), closed: AtomicBool::new(false) }
+        Self {
+            clock,
+            trust,
+            held: Mutex::default(),
+            closed: AtomicBool::new(false),
+            cancelled: Mutex::default(),
+        }
     }
 
     /// Enters a lease that a claim granted.
@@ -105,7 +127,9 @@ impl Leases {
         let lease = grant.lease;
         let held = Held { grant, trusted_until, items, handing_in: 0 };
         let mut table = self.table();
-        if self.closed.load(Ordering::Relaxed) {
+        if lock(&self.cancelled).contains_key(&held.grant.batch) {
+            held.stop(StopCause::Cancelled);
+        } else if self.closed.load(Ordering::Relaxed) {
             held.stop(StopCause::Drained);
         }
         table.insert(lease, held);
@@ -118,6 +142,12 @@ impl Leases {
         self.closed.store(true, Ordering::Relaxed);
         let items = table.values().flat_map(|held| held.items.values());
         items.filter(|item| !item.started).for_each(|item| item.stop.stop(StopCause::Drained));
+    }
+
+    /// Whether nothing begins any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Moves a lease's trust deadline forward after a renewal or hand-in asked for at `asked_at`; a
@@ -233,10 +263,31 @@ impl Leases {
         }
     }
 
-    /// Stops everything of a batch; the items stopped.
-    pub fn stop_batch(&self, batch: BatchId, cause: StopCause) -> Vec<ItemRef> {
+    /// Stops everything of a batch that was cancelled, and what claims under way still bring of it;
+    /// the items stopped.
+    pub fn cancel_batch(&self, batch: BatchId) -> Vec<ItemRef> {
+        let now = self.clock.now();
         let table = self.table();
-        table.values().filter(|h| h.grant.batch == batch).flat_map(|h| h.stop(cause)).collect()
+        let mut cancelled = lock(&self.cancelled);
+        // A claim whose answer takes longer than its trust begins nothing anyway.
+        cancelled.retain(|_, told| now.since(*told) <= self.trust);
+        cancelled.insert(batch, now);
+        let of_batch = table.values().filter(|held| held.grant.batch == batch);
+        of_batch.flat_map(|held| held.stop(StopCause::Cancelled)).collect()
+    }
+
+    /// What is known of a lease whose row holds more positions than that, though no hand-in is under
+    /// way; none when nothing was forgotten.
+    #[must_use]
+    pub fn forgetful(&self, lease: LeaseId, row_holds: usize) -> Option<Known> {
+        let table = self.table();
+        let held = table.get(&lease)?;
+        (held.handing_in == 0 && row_holds > held.items.len()).then(|| Known {
+            batch: held.grant.batch,
+            lease,
+            token: held.grant.token,
+            positions: held.items.keys().copied().collect(),
+        })
     }
 
     /// Stops everything; the items stopped.
@@ -363,12 +414,47 @@ mod tests {
     #[test]
     fn an_item_does_not_begin_beyond_its_deadline_nor_after_a_stop() {
         let (_, leases, lease, batch) = setup();
-        leases.stop_batch(batch, StopCause::Cancelled);
+        leases.cancel_batch(batch);
         assert!(!leases.begin(lease, Position::new(0)));
 
         let (clock, leases, lease, _) = setup();
         clock.to(45);
         assert!(!leases.begin(lease, Position::new(0)));
+    }
+
+    #[test]
+    fn a_claim_that_a_cancel_overtook_begins_nothing() {
+        let (clock, leases, _, batch) = setup();
+        let grant = |batch| Grant {
+            batch,
+            lease: LeaseId::generate(),
+            token: FencingToken::new(8),
+            queue: "q".parse().unwrap(),
+            asked_at: clock.now(),
+        };
+
+        leases.cancel_batch(batch);
+        let (late, other) = (grant(batch), grant(BatchId::generate()));
+        let position = Position::new(2);
+        leases.enter(late.clone(), [position]);
+        leases.enter(other.clone(), [position]);
+
+        assert_eq!(leases.stop_signal(late.lease, position).cause(), Some(StopCause::Cancelled));
+        assert!(!leases.begin(late.lease, position));
+        assert!(leases.begin(other.lease, position));
+    }
+
+    #[test]
+    fn a_row_that_holds_more_than_is_known_was_forgotten_unless_a_hand_in_explains_it() {
+        let (_, leases, lease, _) = setup();
+        leases.leave(lease, Position::new(0));
+
+        assert!(leases.forgetful(lease, 1).is_none());
+        let known = leases.forgetful(lease, 2).unwrap();
+        leases.hand_in_begins([lease]);
+
+        assert_eq!(known.positions, HashSet::from([Position::new(1)]));
+        assert!(leases.forgetful(lease, 2).is_none());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use super::connect::client_config;
 use super::{Database, DatabaseOptions, StoreError};
-use crate::model::BatchId;
+use crate::model::{BatchId, WorkerId};
 
 const CHANNEL: &str = "holdfast";
 
@@ -20,6 +20,8 @@ pub enum Event {
     Work(String),
     /// A batch was cancelled.
     Cancelled(BatchId),
+    /// A worker tells itself, to find out whether it hears.
+    Echo(WorkerId),
 }
 
 impl Event {
@@ -27,6 +29,7 @@ impl Event {
         match self {
             Self::Work(queue) => format!("work {queue}"),
             Self::Cancelled(batch) => format!("cancelled {batch}"),
+            Self::Echo(worker) => format!("echo {worker}"),
         }
     }
 }
@@ -42,6 +45,7 @@ impl FromStr for Event {
         match payload.split_once(' ') {
             Some(("work", queue)) => Ok(Self::Work(queue.to_owned())),
             Some(("cancelled", id)) => id.parse().map(Self::Cancelled).map_err(|_| ForeignPayload),
+            Some(("echo", id)) => id.parse().map(Self::Echo).map_err(|_| ForeignPayload),
             _ => Err(ForeignPayload),
         }
     }
@@ -116,7 +120,11 @@ mod tests {
 
     #[test]
     fn events_survive_their_payload() {
-        for event in [Event::Work("checksum".into()), Event::Cancelled(BatchId::generate())] {
+        for event in [
+            Event::Work("checksum".into()),
+            Event::Cancelled(BatchId::generate()),
+            Event::Echo(WorkerId::generate()),
+        ] {
             assert_eq!(event.payload().parse(), Ok(event));
         }
         assert_eq!("hello".parse::<Event>(), Err(ForeignPayload));
