@@ -452,6 +452,7 @@ mod tests {
             Duration::from_mins(1),
             Grouping { delay: Duration::ZERO, items: 1, bytes: 1 },
             TaskTracker::new(),
+            crate::fault::Fault::default(),
             Arc::default(),
         );
         Attempts::new(clock, leases, slots, metrics, finisher)

@@ -14,6 +14,7 @@ use tracing::{Instrument, Span, debug, error, warn};
 
 use crate::capacity::Slot;
 use crate::clock::{BootInstant, Clock};
+use crate::fault::Fault;
 use crate::leases::Leases;
 use crate::model::{AttemptEnding, BatchId, Disposition, Hold, QueueName, Settlement, WorkerId};
 use crate::store::{Database, Event, FlightError, HandIn, HandInAnswer};
@@ -77,13 +78,15 @@ struct Shared {
     ttl: Duration,
     grouping: Grouping,
     tracker: TaskTracker,
+    fault: Fault,
     pending: Mutex<HashMap<BatchId, Vec<Finished>>>,
     /// Something was applied: the claim loop may look again, at once or when a retry is due.
     settled: Arc<Notify>,
 }
 
 impl Finisher {
-    /// A finisher whose hand-ins run on `tracker`; `settled` is notified after each.
+    /// A finisher whose hand-ins run on `tracker` and raise `fault` when they panic; `settled` is
+    /// notified after each.
     #[expect(clippy::too_many_arguments, reason = "wiring, called once")]
     #[must_use]
     pub fn new(
@@ -95,6 +98,7 @@ impl Finisher {
         ttl: Duration,
         grouping: Grouping,
         tracker: TaskTracker,
+        fault: Fault,
         settled: Arc<Notify>,
     ) -> Self {
         let pending = Mutex::default();
@@ -108,6 +112,7 @@ impl Finisher {
                 ttl,
                 grouping,
                 tracker,
+                fault,
                 pending,
                 settled,
             }),
@@ -125,7 +130,8 @@ impl Finisher {
         };
         if first {
             let shared = Arc::clone(&self.shared);
-            self.shared.tracker.spawn(async move { shared.drain_batch(batch).await });
+            let hand_ins = async move { shared.drain_batch(batch).await };
+            self.shared.tracker.spawn(self.shared.fault.clone().watch("hand-in", hand_ins));
         }
     }
 
@@ -237,7 +243,7 @@ impl Shared {
 
     /// Takes note of the answers and frees the slots.
     async fn settle(&self, group: Vec<Finished>, answered: &Answered) {
-        let mut given_back = None;
+        let mut for_others = None;
         for (finished, answer) in group.iter().zip(&answered.answers) {
             let lease = finished.hold.lease();
             match answer {
@@ -247,8 +253,10 @@ impl Shared {
                         self.leases.extend(lease, answered.asked_at);
                     }
                     self.note_applied(finished);
-                    if is_given_back(&finished.settlement) {
-                        given_back = Some(finished.queue.clone());
+                    // What this worker will not claim itself: it is given back, or it frees a
+                    // place under a cap while the worker drains.
+                    if is_given_back(&finished.settlement) || self.leases.is_closed() {
+                        for_others = Some(finished.queue.clone());
                     }
                 }
                 HandInAnswer::Lost => self.note_lost(finished, FenceReason::Token),
@@ -257,7 +265,7 @@ impl Shared {
             self.leases.leave(lease, finished.hold.item().position());
         }
         drop(group);
-        if let Some(queue) = given_back {
+        if let Some(queue) = for_others {
             // Only a hint: without it the other workers find out by polling.
             drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }

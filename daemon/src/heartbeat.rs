@@ -1,6 +1,8 @@
 //! Keeps leases: one renewal of all of them every third of a lease, on a connection of its own; the
 //! trust deadline; the stop signal on loss (F5).
 
+mod forgotten;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,9 +15,9 @@ use tracing::{debug, info, warn};
 
 use crate::clock::{BootInstant, Clock};
 use crate::health::HealthState;
-use crate::leases::{Leases, StopCause};
+use crate::leases::{Known, Leases, StopCause};
 use crate::model::{BatchId, LeaseId, WorkerId};
-use crate::store::{Database, FlightError, RenewAnswer, Renewal};
+use crate::store::{Database, FlightError, LeaseState, RenewAnswer, Renewal};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, LostReason, RenewalOutcome, SelfFenceReason};
 use crate::telemetry::metrics::RenewalTiming;
@@ -54,6 +56,8 @@ pub struct Heartbeat {
     /// Whether this worker's row was there and open at the last answer.
     listed: AtomicBool,
     lost_claims: Mutex<Vec<LostClaim>>,
+    /// Leases whose rows hold more than is known of them here, by the last answer.
+    forgetful: Mutex<Vec<Known>>,
     clock_guard: Mutex<ClockGuard>,
 }
 
@@ -86,6 +90,7 @@ impl Heartbeat {
             answered: Notify::new(),
             listed: AtomicBool::new(true),
             lost_claims: Mutex::default(),
+            forgetful: Mutex::default(),
             clock_guard: Mutex::new(ClockGuard::new(ttl)),
         }
     }
@@ -102,6 +107,13 @@ impl Heartbeat {
     pub fn may_reap(&self) -> bool {
         let guard = self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner);
         guard.agrees_long_enough(self.clock.now())
+    }
+
+    /// When, by the database's clock, its start, its timeline or its clock itself last changed under
+    /// this process; none while they never did.
+    #[must_use]
+    pub fn disturbed_at(&self) -> Option<OffsetDateTime> {
+        self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner).disturbed_at
     }
 
     /// Notes a claim whose answer never came.
@@ -138,6 +150,7 @@ impl Heartbeat {
                 self.reappear().await;
             }
             self.give_back_lost_claims().await;
+            self.give_back_forgotten().await;
         }
     }
 
@@ -211,6 +224,8 @@ impl Heartbeat {
             renewal.server_started,
             renewal.timeline,
         );
+        let known = |state: &LeaseState| self.leases.forgetful(state.lease, state.held);
+        *self.forgetful() = renewal.leases.iter().filter_map(known).collect();
         for lease in &renewal.leases {
             self.lease_answered(asked_at, lease.lease, lease.answer);
         }
@@ -284,6 +299,10 @@ impl Heartbeat {
     fn lost_claims(&self) -> std::sync::MutexGuard<'_, Vec<LostClaim>> {
         self.lost_claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn forgetful(&self) -> std::sync::MutexGuard<'_, Vec<Known>> {
+        self.forgetful.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Compares the database's clock with the boot-time clock of this process (F4).
@@ -292,6 +311,7 @@ struct ClockGuard {
     ttl: Duration,
     since: Option<Sample>,
     last: Option<Sample>,
+    disturbed_at: Option<OffsetDateTime>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -304,7 +324,7 @@ struct Sample {
 
 impl ClockGuard {
     const fn new(ttl: Duration) -> Self {
-        Self { ttl, since: None, last: None }
+        Self { ttl, since: None, last: None, disturbed_at: None }
     }
 
     /// Takes a reading; a disagreement, a restart or a failover begins the time of agreement anew.
@@ -324,6 +344,9 @@ impl ClockGuard {
                 && (theirs - ours).abs() <= 0.01 * ours + 0.5
         });
         if !agrees {
+            if self.since.is_some() {
+                self.disturbed_at = Some(database);
+            }
             self.since = Some(now);
         }
         self.last = Some(now);
@@ -368,6 +391,7 @@ mod tests {
         let guard = guard_fed(&[(0, 100, 1, 1), (20, 120, 1, 1), (40, 140, 1, 1)]);
         assert!(!guard.agrees_long_enough(at(59)));
         assert!(guard.agrees_long_enough(at(60)));
+        assert_eq!(guard.disturbed_at, None);
         assert!(!guard.agrees_long_enough(at(81)), "the last reading is too old");
     }
 
@@ -376,6 +400,8 @@ mod tests {
         for last in [(60, 163, 1, 1), (60, 160, 2, 1), (60, 160, 1, 2)] {
             let guard = guard_fed(&[(0, 100, 1, 1), (20, 120, 1, 1), (40, 140, 1, 1), last]);
             assert!(!guard.agrees_long_enough(at(60)), "{last:?}");
+            let then = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(last.1);
+            assert_eq!(guard.disturbed_at, Some(then), "{last:?}");
         }
     }
 }

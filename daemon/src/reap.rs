@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng;
+use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -27,6 +28,13 @@ pub struct SweepPolicy {
     pub full: Duration,
     /// How what is taken back is judged.
     pub reap: ReapPolicy,
+}
+
+/// How this process stands to expiries at the moment.
+#[derive(Clone, Copy, Debug)]
+struct Judge {
+    may_reap: bool,
+    disturbed_at: Option<OffsetDateTime>,
 }
 
 /// Why a sweep stopped early; the next one goes on.
@@ -67,19 +75,22 @@ impl Reaper {
         Self { database, clock, metrics, policy }
     }
 
-    /// Sweeps until `stop`. `may_reap` says whether this process may judge expiries (F4); `recovered`
-    /// is called when something became claimable.
+    /// Sweeps until `stop`. `may_reap` says whether this process may judge expiries (F4), and
+    /// `disturbed_at` when it last saw the database change; `recovered` is called when something
+    /// became claimable.
     pub async fn run(
         &self,
         stop: &CancellationToken,
         may_reap: impl Fn() -> bool,
+        disturbed_at: impl Fn() -> Option<OffsetDateTime>,
         recovered: impl Fn(),
     ) {
         loop {
             let pause = self.policy.fast.mul_f64(rand::rng().random_range(0.9..1.1));
             let swept = async {
                 tokio::time::sleep(pause).await;
-                self.sweep(may_reap(), &recovered).await
+                let judge = Judge { may_reap: may_reap(), disturbed_at: disturbed_at() };
+                self.sweep(judge, &recovered).await
             };
             // Each step is whole, whoever waits for its answer: the end need not wait.
             let swept = tokio::select! {
@@ -98,22 +109,22 @@ impl Reaper {
         }
     }
 
-    async fn sweep(&self, may_reap: bool, recovered: &impl Fn()) -> Result<(), SweepError> {
-        if may_reap {
+    async fn sweep(&self, judge: Judge, recovered: &impl Fn()) -> Result<(), SweepError> {
+        if judge.may_reap {
             for batch in self.database.batches_of_silent_workers().await? {
-                self.skip_refused(batch, self.reap(batch, recovered).await)?;
+                self.skip_refused(batch, self.reap(batch, judge, recovered).await)?;
             }
         }
         if self.database.take_sweep(self.policy.full).await? {
-            self.full_sweep(may_reap, recovered).await?;
+            self.full_sweep(judge, recovered).await?;
         }
         Ok(())
     }
 
-    async fn full_sweep(&self, may_reap: bool, recovered: &impl Fn()) -> Result<(), SweepError> {
-        if may_reap {
+    async fn full_sweep(&self, judge: Judge, recovered: &impl Fn()) -> Result<(), SweepError> {
+        if judge.may_reap {
             for batch in self.database.batches_with_expired_leases().await? {
-                self.skip_refused(batch, self.reap(batch, recovered).await)?;
+                self.skip_refused(batch, self.reap(batch, judge, recovered).await)?;
             }
         }
         for batch in self.database.exhausted_batches().await? {
@@ -147,10 +158,21 @@ impl Reaper {
         }
     }
 
-    async fn reap(&self, batch: BatchId, recovered: &impl Fn()) -> Result<(), SweepError> {
-        let taken = self.database.reap(batch, &self.policy.reap).await?;
+    async fn reap(
+        &self,
+        batch: BatchId,
+        judge: Judge,
+        recovered: &impl Fn(),
+    ) -> Result<(), SweepError> {
+        // Looked at before they are taken back; it decides who is charged and nothing else.
+        let was_away = self.database.was_away(batch, judge.disturbed_at).await?;
+        let charge = self.policy.reap.charge && !was_away;
+        let taken = self.database.reap(batch, &ReapPolicy { charge, ..self.policy.reap }).await?;
         if taken.is_empty() {
             return Ok(());
+        }
+        if was_away {
+            info!(%batch, items = taken.len(), "the database was away: their expiry is not charged");
         }
         let work = self.database.batch_work(batch).await?;
         let queue = work.and_then(|work| work.queue.parse::<QueueName>().ok());

@@ -8,6 +8,8 @@ pub mod signals;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,13 +24,16 @@ use crate::capacity::Slots;
 use crate::claim::{ClaimPolicy, Claimer, Granted, Wakeups};
 use crate::clock::{Clock, sleep_until};
 use crate::config::Settings;
+use crate::fault::Fault;
 use crate::finish::{Finisher, Grouping};
 use crate::health::HealthState;
 use crate::heartbeat::Heartbeat;
 use crate::leases::{Leases, StopCause};
 use crate::model::{LeaseId, Position, QueueName, WorkerId, WorkerState};
 use crate::reap::{Reaper, SweepPolicy};
-use crate::store::{Database, DatabaseOptions, ItemInput, ReapPolicy, StoreError, WorkerRow};
+use crate::store::{
+    Database, DatabaseOptions, ItemInput, ReapPolicy, StoreError, WorkerRow, migrate,
+};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbPool, SlotKind};
 use crate::telemetry::metrics::PoolUse;
@@ -54,6 +59,8 @@ pub struct Ended {
     pub stopped: usize,
     /// Whether items were left in their leases, to lapse.
     pub forced: bool,
+    /// Whether it ended because a part of it panicked.
+    pub faulty: bool,
 }
 
 /// What a worker is made of.
@@ -104,6 +111,7 @@ pub struct Worker {
     finisher: Finisher,
     heartbeat: Arc<Heartbeat>,
     contexts: Arc<Contexts>,
+    fault: Fault,
     /// The claim loop, and attempts from the grant to the hand-in being taken over.
     running: TaskTracker,
     /// Hand-ins under way.
@@ -121,6 +129,7 @@ impl Worker {
         let slots = Slots::new(usize::from(settings.worker.execution_slots));
         let wakeups = Arc::new(Wakeups::default());
         let finishing = TaskTracker::new();
+        let fault = Fault::default();
         let finisher = Finisher::new(
             parts.database.clone(),
             Arc::clone(&parts.clock),
@@ -134,6 +143,7 @@ impl Worker {
                 bytes: settings.finish.group_bytes,
             },
             finishing.clone(),
+            fault.clone(),
             Arc::clone(&wakeups.settled),
         );
         let attempts = Arc::new(Attempts::new(
@@ -169,6 +179,7 @@ impl Worker {
             finisher,
             heartbeat,
             contexts,
+            fault,
             running: TaskTracker::new(),
             finishing,
         }
@@ -180,11 +191,13 @@ impl Worker {
         self.id
     }
 
-    /// Runs until `stop` asks for an end.
+    /// Runs until `stop` asks for an end, or until a part of it panics: then it stops what runs,
+    /// gives back what it can, and ends.
     ///
     /// # Errors
-    /// When the database cannot be reached at the start.
+    /// When the database cannot be reached at the start, or its sequences stand wrong.
     pub async fn run(self, mut stop: watch::Receiver<StopRequest>) -> Result<Ended, StoreError> {
+        migrate::check_sequences(&self.parts.database).await?;
         self.register().await?;
         self.watch_gauges();
         let worker = Arc::new(self);
@@ -193,13 +206,21 @@ impl Worker {
         let mut tasks = JoinSet::new();
         worker.start(&mut tasks, &claiming, &loops);
         worker.enter(WorkerState::Running);
-        let request = wait_for(&mut stop, StopRequest::Drain(Duration::ZERO)).await;
+        let request = tokio::select! {
+            request = wait_for(&mut stop, StopRequest::Drain(Duration::ZERO)) => request,
+            () = worker.fault.raised() => StopRequest::Cancel,
+        };
         claiming.cancel();
         worker.leases.close();
         let ended = worker.wind_down(request, &mut stop).await;
+        let ended = Ended { faulty: worker.fault.is_raised(), ..ended };
         loops.cancel();
         while tasks.join_next().await.is_some() {}
-        let reason = if ended.forced { "forced" } else { "drained" };
+        let reason = match ended {
+            Ended { faulty: true, .. } => "panicked",
+            Ended { forced: true, .. } => "forced",
+            Ended { .. } => "drained",
+        };
         if let Err(failed) = worker.parts.database.end_worker(worker.id, reason).await {
             debug!(error = %failed, "this worker's row could not be closed");
         }
@@ -261,19 +282,23 @@ impl Worker {
         claiming: &CancellationToken,
         loops: &CancellationToken,
     ) {
+        let mut part = |name, work: BoxFuture<'static, ()>| {
+            tasks.spawn(self.fault.clone().watch(name, work));
+        };
         let (worker, stop) = (Arc::clone(self), loops.clone());
-        tasks.spawn(async move { worker.heartbeat.run(&stop).await });
+        part("heartbeat", async move { worker.heartbeat.run(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), loops.clone());
-        tasks.spawn(async move { worker.heartbeat.watch_deadlines(&stop).await });
+        part("deadlines", async move { worker.heartbeat.watch_deadlines(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), loops.clone());
-        tasks.spawn(async move { worker.heartbeat.follow_up(&stop).await });
+        part("give back", async move { worker.heartbeat.follow_up(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), loops.clone());
-        tasks.spawn(async move { worker.listen(&stop).await });
+        part("listen", async move { worker.listen(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), claiming.clone());
-        tasks.spawn(async move { worker.sweep(&stop).await });
+        part("sweep", async move { worker.sweep(&stop).await }.boxed());
         // Among what runs: a drain waits for the claim under way and for what it grants.
         let (worker, stop) = (Arc::clone(self), claiming.clone());
-        self.running.spawn(async move { worker.claim(&stop).await });
+        let claims = async move { worker.claim(&stop).await };
+        self.running.spawn(self.fault.clone().watch("claim", claims));
     }
 
     async fn claim(self: &Arc<Self>, stop: &CancellationToken) {
@@ -301,7 +326,8 @@ impl Worker {
             || self.heartbeat.is_healthy() && self.parts.health.state() == WorkerState::Running;
         let granted = |granted: Granted| {
             let worker = Arc::clone(self);
-            self.running.spawn(async move { worker.begin(granted).await });
+            let begins = async move { worker.begin(granted).await };
+            self.running.spawn(self.fault.clone().watch("begin", begins));
         };
         let lost = |batch, lease| self.heartbeat.claim_was_lost(batch, lease);
         claimer.run(stop, may_claim, granted, lost).await;
@@ -377,7 +403,9 @@ impl Worker {
             policy,
         );
         let recovered = || self.wakeups.told.notify_one();
-        reaper.run(stop, || self.heartbeat.may_reap(), recovered).await;
+        let may_reap = || self.heartbeat.may_reap();
+        let disturbed_at = || self.heartbeat.disturbed_at();
+        reaper.run(stop, may_reap, disturbed_at, recovered).await;
     }
 
     /// Draining, cancelling, releasing: from the request to nothing held.
@@ -424,7 +452,7 @@ impl Worker {
         if items > 0 {
             warn!(leases, items, backlog = self.finisher.backlog(), "leases are left to lapse");
         }
-        Ended { stopped, forced: items > 0 }
+        Ended { stopped, forced: items > 0, faulty: false }
     }
 
     /// Waits for what runs, then for what it hands in.

@@ -1,6 +1,7 @@
 //! The lease protocol on a real server: every edge of an item's life, every fence from both sides,
 //! and races. Rules are cited by their numbers in `store/locking.rs`.
 
+mod charging;
 mod claim;
 mod control;
 mod deferred;

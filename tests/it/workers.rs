@@ -3,6 +3,9 @@
 mod cancel;
 mod crash;
 mod fairness;
+mod faults;
+mod fences;
+mod in_process;
 mod outage;
 mod retry;
 mod start;

@@ -8,7 +8,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch::channel;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::Global;
 use super::context::{block_on, connect, sources};
@@ -25,10 +25,10 @@ use crate::embedded::{self, DataDir};
 use crate::export::{ENDED, Export};
 use crate::health::{HealthLimits, HealthState};
 use crate::model::QueueName;
-use crate::store::{BatchRow, Database, migrate};
+use crate::store::{BatchRow, Database, StoreError, migrate};
 use crate::submit::{Form, NewBatch, Submission};
 use crate::supervise::signals::StopSignals;
-use crate::supervise::{StopRequest, Worker, WorkerParts};
+use crate::supervise::{Ended, StopRequest, Worker, WorkerParts};
 use crate::telemetry::{BuildInfo, Metrics};
 
 /// The one queue of a private database.
@@ -184,8 +184,10 @@ async fn all(
     let mut display = Display::new(false);
     let ended: Option<BatchRow> = tokio::select! {
         ended = to_the_end(&database, batch, None, &mut display) => Some(ended?),
-        // Asked to stop, or the worker could not go on.
-        _ = working.join_next() => None,
+        worked = working.join_next() => {
+            could_go_on(worked)?;
+            None
+        }
         () = signals.forward(&clock, &settings.drain, &stop) => None,
     };
     display.close();
@@ -206,6 +208,21 @@ async fn all(
         Some(file) => export::to_file(&mut results, file, &ProgressBar::hidden()).await?,
     }
     Ok(watch::exit_of(&ended))
+}
+
+/// Why the worker ended before its batch did, unless it was asked to.
+fn could_go_on(
+    worked: Option<Result<Result<Ended, StoreError>, JoinError>>,
+) -> Result<(), CliError> {
+    let faulty = match worked {
+        None => false,
+        Some(Err(_)) => true,
+        Some(Ok(ended)) => ended?.faulty,
+    };
+    if faulty {
+        return Err(CliError::new(Exit::Internal, "a part of the worker panicked"));
+    }
+    Ok(())
 }
 
 fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliError> {

@@ -27,7 +27,8 @@ use crate::telemetry::{self, BuildInfo, LogSettings, Metrics, TraceSettings};
 Signals: the first TERM drains (INT: for a short while); a second one, 2 s later or more, stops what
 runs and gives it back; a third ends at once and lets leases lapse.
 
-Exit codes: 0 drained; 3 executions were stopped; 4 leases may lapse; 69, 75, 78 could not start.
+Exit codes: 0 drained; 3 executions were stopped; 4 leases may lapse; 70 a part of it panicked;
+69, 75, 78 could not start.
 
 Examples:
   holdfast worker --config holdfast.toml
@@ -170,7 +171,9 @@ pub(super) fn init_telemetry(
 }
 
 const fn exit_of(ended: Ended) -> Exit {
-    if ended.forced {
+    if ended.faulty {
+        Exit::Internal
+    } else if ended.forced {
         Exit::Forced
     } else if ended.stopped > 0 {
         Exit::Stopped

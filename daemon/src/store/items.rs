@@ -3,10 +3,12 @@
 use serde::Serialize;
 use time::OffsetDateTime;
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::{Database, StoreError, statements};
-use crate::model::{BatchId, ItemStatus, LeaseId, Position, WorkerId};
+use crate::model::{
+    BatchId, FencingToken, History, Hold, ItemRef, ItemStatus, LeaseId, Position, WorkerId,
+};
 
 /// What an execution needs of an item.
 #[derive(Clone, Debug)]
@@ -160,6 +162,26 @@ impl Database {
                 input_json: row.get(2),
             })
             .collect())
+    }
+
+    /// What a lease still holds, by its row; nothing when the lease is gone.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn held_by(
+        &self,
+        batch: BatchId,
+        lease: LeaseId,
+        token: FencingToken,
+    ) -> Result<Vec<Hold>, StoreError> {
+        let params: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&batch.uuid(), Type::UUID), (&lease.uuid(), Type::UUID), (&token.get(), Type::INT8)];
+        let rows = self.query(statements::HELD_BY, &params).await?;
+        let holds = rows.iter().map(|row| {
+            let item = ItemRef::new(batch, Position::new(row.get(0)));
+            Hold::new(item, lease, token, History::from_packed(row.get(1)))
+        });
+        Ok(holds.collect())
     }
 
     /// A page of items from a position on, of one status or of all, in position order.

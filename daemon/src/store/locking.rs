@@ -36,7 +36,8 @@
 //!   changed, never from the request. A repeated hand-in that finds itself applied is success and
 //!   changes no count. A hand-in names a position once.
 //! - **L6 Delta ids** come from a `CACHE 1` sequence, drawn by the inserting statement itself after
-//!   the shared lock is held; nobody without the parent lock writes a delta.
+//!   the shared lock is held; nobody without the parent lock writes a delta. A worker does not start
+//!   where the sequence is cached or stands below what was folded.
 //!
 //! # Fences
 //!
@@ -53,7 +54,10 @@
 //! - **F4** The token decides safety; the expiry only decides when another may take the lease. It is
 //!   written and judged by the database clock; workers send durations. A reaper takes expired leases
 //!   only while the database clock and its own boot-time clock agreed for one whole lease on the
-//!   same server start and timeline.
+//!   same server start and timeline. What says that the database was away since a lease was last
+//!   renewed (a server start, another epoch, a clock or timeline that changed, three workers and more
+//!   than half of those at work that fell silent together) decides who is charged, and delays
+//!   nothing.
 //! - **F5** A worker trusts its lease until `asked_at + lease - margin` on a boot-time clock,
 //!   `asked_at` taken before the claim or renewal was sent; a later reply extends nothing. At that
 //!   instant the execution is ended. margin = lease/4, with
@@ -62,7 +66,9 @@
 //! - **F6** After an unknown answer the hand-in is repeated: it finds itself applied (an outcome or
 //!   an attempt with its lease), or still in its lease, or lost. `Rolled back` is not `unknown`. A
 //!   claim whose answer never came is never adopted: it is given back by its `lease_id`, and again
-//!   at the next heartbeat. A commit counts only if every statement before it answered.
+//!   at the next heartbeat. A commit counts only if every statement before it answered. A position
+//!   that a lease's row holds and its worker does not know of, no hand-in being under way, is given
+//!   back by the worker as interrupted.
 //!
 //! The advisory lock classes are 1212564301 (parent) and 1212564302 (ticket), `0x4846434d` and
 //! `0x4846434e` in the two-integer form.

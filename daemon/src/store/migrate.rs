@@ -6,7 +6,7 @@ use serde::Serialize;
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migration, Migrator};
 use sqlx::{Connection, PgConnection};
 
-use super::{Database, StoreError};
+use super::{Database, StoreError, statements};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
@@ -163,6 +163,30 @@ pub async fn check(database: &Database) -> Result<i64, StoreError> {
         )));
     }
     Ok(version)
+}
+
+/// Refuses sequences that may hand a number out twice, or one that is folded in already, naming the
+/// statement that helps (L6): a restore or a hand may have set them back.
+///
+/// # Errors
+/// [`StoreError::Schema`] for such a sequence; others when they cannot be read.
+pub async fn check_sequences(database: &Database) -> Result<(), StoreError> {
+    let rows = database.query(statements::DRAWN_NUMBERS, &[]).await?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let (drawn, folded, cache): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    if cache != 1 {
+        return Err(StoreError::Schema(format!(
+            "a sequence hands out {cache} numbers at a time, so they come out of order; run \
+             `ALTER SEQUENCE holdfast.delta_seq CACHE 1` and the same for holdfast.token_seq"
+        )));
+    }
+    if drawn < folded {
+        return Err(StoreError::Schema(format!(
+            "holdfast.delta_seq stands at {drawn}, below {folded} which is counted already, so \
+             counts would be lost; run `SELECT setval('holdfast.delta_seq', {folded})`"
+        )));
+    }
+    Ok(())
 }
 
 fn status_of(migration: &Migration, applied: bool) -> MigrationStatus {

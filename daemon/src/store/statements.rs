@@ -43,6 +43,10 @@ statements! {
     DOCTOR_STATE = "doctor_state";
     /// Dead rows of the narrow tables, and how our tables are vacuumed.
     DOCTOR_TABLES = "doctor_tables";
+    /// Whether expired leases of a batch speak of a database that was away.
+    DATABASE_WAS_AWAY = "database_was_away";
+    /// What the sequences have drawn, beside what was drawn from them (L6).
+    DRAWN_NUMBERS = "drawn_numbers";
     /// End a batch with nothing left.
     END_BATCH = "end_batch";
     /// A worker process that ends, and why.
@@ -71,6 +75,8 @@ statements! {
     ITEMS_PAGE_STATUS = "items_page_status";
     /// Leases with their batches and workers, the first to expire first; of an owner, a queue or of all.
     LEASES_PAGE = "leases_page";
+    /// What a lease still holds, with its histories.
+    HELD_BY = "held_by";
     /// Cancelled batches with rows to clear away (full sweep).
     LEFTOVER_BATCHES = "leftover_batches";
     /// Workers that have not ended, oldest first.

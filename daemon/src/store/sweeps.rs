@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tokio_postgres::types::Type;
+use time::OffsetDateTime;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
@@ -33,6 +34,22 @@ impl Database {
     /// See [`StoreError`].
     pub async fn batches_with_expired_leases(&self) -> Result<Vec<BatchId>, StoreError> {
         self.batch_ids(statements::EXPIRED_BATCHES).await
+    }
+
+    /// Whether the expired leases of a batch speak of a database that was away, so that nobody is
+    /// charged for them; `disturbed_at` is when this process last saw it change.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn was_away(
+        &self,
+        batch: BatchId,
+        disturbed_at: Option<OffsetDateTime>,
+    ) -> Result<bool, StoreError> {
+        let params: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&batch.uuid(), Type::UUID), (&disturbed_at, Type::TIMESTAMPTZ)];
+        let rows = self.query(statements::DATABASE_WAS_AWAY, &params).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     /// Unfinished batches with nothing left.

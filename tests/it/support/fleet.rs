@@ -98,6 +98,11 @@ impl Fleet {
         self.folder.path()
     }
 
+    /// The address of the database.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

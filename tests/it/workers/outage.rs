@@ -144,3 +144,27 @@ async fn what_ran_into_a_long_outage_is_stopped_and_runs_again() {
     worker.signal(Signal::TERM);
     assert_eq!(worker.exit_status().await, 4);
 }
+
+#[tokio::test]
+async fn a_worker_that_died_while_the_database_was_away_is_not_charged() {
+    let mut server = Server::new().await;
+    let mut fleet = Fleet::at(server.url(), server.client().await, None, SHORT_LEASE);
+    let mut dead = fleet.start();
+    let batch = fleet.submit(Submission::new(2, "exec sleep 300")).await;
+    fleet.noted(batch, "start", 2).await;
+
+    server.stop().await;
+    dead.kill();
+    server.start().await;
+    fleet.sql = server.client().await;
+    let _heir = fleet.start();
+    fleet.noted(batch, "start", 4).await;
+
+    let attempts = fleet.attempts(batch).await;
+    assert_eq!(attempts.len(), 2, "{attempts:?}");
+    assert!(attempts.iter().all(|lost| lost.brief() == (1, "expired", false)), "{attempts:?}");
+    let history = "SELECT histories[1] FROM holdfast.leases WHERE batch_id = $1 LIMIT 1";
+    assert_eq!(fleet.value::<i64>(batch, history).await, 0x01_00_00, "one interruption");
+    assert_invariants(&fleet.sql, batch).await;
+    server.stop().await;
+}

@@ -1,11 +1,12 @@
 //! How a worker starts or says why not, and what it tells while it runs.
 
-use std::process::Command;
-
 use rustix::process::Signal;
+use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::support::TestDb;
-use crate::support::fleet::{Fleet, Submission};
+use crate::support::fleet::{Fleet, LONG, Submission};
+use crate::support::invariants::assert_invariants;
 
 /// Runs `holdfast worker` with this configuration to its end: exit status and error.
 async fn refused(config: &str, url: &str) -> (Option<i32>, String) {
@@ -14,8 +15,8 @@ async fn refused(config: &str, url: &str) -> (Option<i32>, String) {
     std::fs::write(&file, config).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.args(["worker", "--health", "127.0.0.1:0", "--database-url", url, "--config"]);
-    command.arg(file);
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    command.arg(file).kill_on_drop(true);
+    let output = timeout(LONG, command.output()).await.expect("it refuses").unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
@@ -94,4 +95,31 @@ async fn every_log_line_inside_a_lease_says_which() {
         let token: i64 = line["token"].as_str().unwrap().parse().unwrap();
         assert!(tokens.contains(&token), "{line}");
     }
+}
+
+#[tokio::test]
+async fn a_worker_refuses_sequences_that_stand_wrong_and_names_the_remedy() {
+    let fleet = Fleet::new("").await;
+    let batch = fleet.submit(Submission::new(3, "true")).await;
+    let folded = "UPDATE holdfast.progress SET last_delta = 1000 WHERE batch_id = $1";
+    fleet.sql.execute(folded, &[&batch.uuid()]).await.unwrap();
+    let setback = "SELECT setval('holdfast.delta_seq', 999)";
+    let cached = "ALTER SEQUENCE holdfast.delta_seq CACHE 32";
+
+    for (wrong, remedy) in [
+        (setback, "SELECT setval('holdfast.delta_seq', 1000)"),
+        (cached, "ALTER SEQUENCE holdfast.delta_seq CACHE 1"),
+    ] {
+        fleet.sql.batch_execute(wrong).await.unwrap();
+        let (status, error) = refused(QUEUE, fleet.url()).await;
+
+        assert_eq!(status, Some(69), "{error}");
+        assert!(error.contains(remedy), "{error}");
+        fleet.sql.batch_execute(remedy).await.unwrap();
+    }
+
+    let _worker = fleet.start();
+    fleet.ended(batch).await;
+    fleet.assert_each_ran_once(batch).await;
+    assert_invariants(&fleet.sql, batch).await;
 }
