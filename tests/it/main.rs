@@ -12,6 +12,7 @@ mod layering;
 mod long;
 mod metrics;
 mod model;
+mod mutations;
 mod protocol;
 mod support;
 mod telemetry;

@@ -6,6 +6,7 @@ mod claim;
 mod control;
 mod deferred;
 mod hand_in;
+mod interleavings;
 mod leases;
 mod plans;
 mod races;

@@ -42,6 +42,10 @@ impl Cluster {
         runtime().block_on(async {
             execute(&admin, &format!("CREATE DATABASE {TEMPLATE}")).await;
             migrate::up(&server.url(TEMPLATE), None).await.unwrap();
+            // A rule taken out of the protocol, to see which test misses it.
+            if let Ok(mutation) = std::env::var("HOLDFAST_TEST_MUTATION") {
+                execute(&server.url(TEMPLATE), &mutation).await;
+            }
         });
         let (discarded, names) = mpsc::channel();
         std::thread::spawn(move || drop_databases(&admin, &names));

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use holdfast::store::ControlVerb;
+use rand::Rng;
 use rustix::process::Signal;
 
-use crate::support::fleet::{Fleet, LONG, SHORT_LEASE, Submission, until};
+use crate::support::fleet::{Fleet, LONG, SHORT_LEASE, Submission, now, until};
 use crate::support::invariants::assert_invariants;
 
 #[tokio::test]
@@ -78,4 +80,29 @@ async fn a_worker_taken_for_dead_is_listed_again() {
         live.iter().any(|worker| worker.id == id && worker.state == "running")
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_worker_frozen_at_any_moment_holds_up_no_control() {
+    let fleet = Fleet::new("").await;
+    let worker = fleet.start();
+    worker.ready().await;
+    let batch = fleet.submit(Submission::new(4_000, ":")).await;
+    fleet.noted(batch, "start", 16).await;
+
+    let mut longest = Duration::ZERO;
+    for _ in 0..30 {
+        let pause = rand::rng().random_range(5..60);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        worker.signal(Signal::STOP);
+        let asked = now();
+        fleet.control(batch, ControlVerb::Pause).await;
+        longest = longest.max(now().saturating_sub(asked));
+        fleet.control(batch, ControlVerb::Resume).await;
+        worker.signal(Signal::CONT);
+    }
+
+    eprintln!("beside a frozen worker a pause took {longest:?} at most");
+    // What it left open in the middle of a transaction would be ended after five seconds.
+    assert!(longest < Duration::from_secs(4), "{longest:?}");
 }
