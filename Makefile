@@ -41,3 +41,4 @@ image: setup ## build the image around a release build, and run it
 
 long: setup ## the tests that take minutes to hours
 	cargo test --locked --release -- --ignored long_
+	.ci/versions

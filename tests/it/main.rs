@@ -13,6 +13,7 @@ mod long;
 mod metrics;
 mod model;
 mod mutations;
+mod pgbouncer;
 mod protocol;
 mod support;
 mod telemetry;
