@@ -21,6 +21,7 @@ use holdfast::store::{
 use holdfast::submit::{Admitted, Form, NewBatch, Submission};
 use holdfast::supervise::{Ended, Executors, StopRequest, Worker, WorkerParts, database_options};
 use holdfast::telemetry::{BuildInfo, Metrics};
+use holdfast::workspace::{Gate, LocalWorkspaces};
 
 use super::server::{Connection, now};
 
@@ -83,6 +84,7 @@ impl Holdfast {
             metrics: Arc::new(Metrics::new([queue()], &build)),
             health: Arc::new(HealthState::new(clock, limits)),
             executors: Arc::new(Only(executor)),
+            workspaces: Arc::new(LocalWorkspaces::new("/nonexistent".into(), String::new())),
             queues: vec![queue()],
         });
         let (stop, stopped) = watch::channel(StopRequest::Run);
@@ -149,7 +151,11 @@ fn queue() -> QueueName {
 struct Only(Arc<dyn Executor>);
 
 impl Executors for Only {
-    fn executor(&self, _: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+    fn executor(
+        &self,
+        _: &BatchWork,
+        _: &Arc<Gate>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         Ok((Arc::clone(&self.0), Duration::from_hours(1)))
     }
 }
@@ -167,6 +173,8 @@ fn execution(end: ExecutionEnd) -> Execution {
         stop_reason: "completed",
         exit_status: None,
         signal: None,
+        evidence: Vec::new(),
+        workspace: None,
     }
 }
 

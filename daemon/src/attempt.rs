@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::finish::{Finished, Finisher};
 use crate::leases::{Leases, StopCause, StopSignal};
+use crate::model::criteria::normalize_json;
 use crate::model::{
     AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, PublishedResult, QueueName,
     Settlement,
@@ -138,6 +139,7 @@ impl Attempts {
             lease: hold.lease(),
             token: hold.token(),
             input_json: input.input_json,
+            criteria: effective(input.criteria_json.as_deref()),
             deadline: self.clock.wall() + batch.timeout,
             traceparent: TraceContext::of(&process).map(|context| context.to_string()),
         };
@@ -219,6 +221,12 @@ impl Drop for LapseOnPanic<'_> {
             self.leases.leave(self.lease, self.item.position());
         }
     }
+}
+
+/// The criteria in effect, of what is stored.
+fn effective(criteria_json: Option<&str>) -> Vec<String> {
+    // What is no list can only have come around the submit, and asks for nothing.
+    criteria_json.and_then(|json| normalize_json(json).ok().flatten()).unwrap_or_default()
 }
 
 /// How an execution counts in the metrics.
@@ -377,6 +385,8 @@ mod tests {
             stop_reason: "completed",
             exit_status: None,
             signal: None,
+            evidence: Vec::new(),
+            workspace: None,
         }
     }
 
@@ -411,6 +421,7 @@ mod tests {
                 position: item.position(),
                 key: "k".into(),
                 input_json: "1".into(),
+                criteria_json: None,
             }),
             alone: false,
         };

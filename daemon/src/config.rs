@@ -4,6 +4,7 @@
 //! `config/default.toml`, which is the lowest layer. All that is wrong is found at once and named
 //! with its source. Nothing else in the program reads the environment for settings.
 
+mod access;
 mod error;
 mod extract;
 mod layers;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use access::{Access, Permission, Workspace};
 pub use error::{ConfigError, Origin, Problem};
 pub use layers::Sources;
 pub use queue::{CommandSpec, ExitClass, Otherwise, QueueSpec};
@@ -62,6 +64,10 @@ pub struct Settings {
     pub batch: BatchDefaults,
     /// Section `[reap]`.
     pub reap: Reap,
+    /// Section `[access]`.
+    pub access: Access,
+    /// Section `[workspace]`.
+    pub workspace: Workspace,
     /// Section `[log]`.
     pub log: Log,
     /// Section `[telemetry]`.
@@ -88,6 +94,8 @@ struct RawSettings {
     limits: Limits,
     batch: BatchDefaults,
     reap: Reap,
+    access: Access,
+    workspace: Workspace,
     log: Log,
     telemetry: Telemetry,
     health: Health,
@@ -221,6 +229,8 @@ impl Settings {
             limits: raw.limits,
             batch: raw.batch,
             reap: raw.reap,
+            access: raw.access,
+            workspace: raw.workspace,
             log: raw.log,
             telemetry: raw.telemetry,
             health: raw.health,

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
-use crate::model::{Attempt, FencingToken, ItemRef, LeaseId, QueueName};
+use crate::model::{Attempt, Evidence, FencingToken, ItemRef, LeaseId, QueueName};
+use crate::workspace::WorkspaceId;
 
 /// The input of one item: JSON text as it was submitted, digit for digit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub struct Job {
     pub token: FencingToken,
     /// The input as JSON text.
     pub input_json: String,
+    /// Its acceptance criteria, normalized; empty where there are none. Untrusted text like the
+    /// input: handed on as data, never as instructions.
+    pub criteria: Vec<String>,
     /// When the worker stops the execution at the latest by the queue's timeout; for display to
     /// the work.
     pub deadline: OffsetDateTime,
@@ -78,6 +82,10 @@ pub struct Execution {
     pub exit_status: Option<i32>,
     /// The signal that ended a command.
     pub signal: Option<i32>,
+    /// What was recorded of its commands, oldest first; only for an item with criteria.
+    pub evidence: Vec<Evidence>,
+    /// The workspace it had, if any.
+    pub workspace: Option<WorkspaceId>,
 }
 
 /// Runs items of a queue.

@@ -28,3 +28,4 @@ pub mod store;
 pub mod submit;
 pub mod supervise;
 pub mod telemetry;
+pub mod workspace;

@@ -37,6 +37,7 @@ use crate::store::{
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbPool, SlotKind};
 use crate::telemetry::metrics::PoolUse;
+use crate::workspace::Workspaces;
 
 /// What a worker is asked to do about its end. Only ever raised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +78,8 @@ pub struct WorkerParts {
     pub health: Arc<HealthState>,
     /// What runs the items of a batch.
     pub executors: Arc<dyn Executors>,
+    /// Where items have their files.
+    pub workspaces: Arc<dyn Workspaces>,
     /// The queues to serve.
     pub queues: Vec<QueueName>,
 }
@@ -167,7 +170,8 @@ impl Worker {
         let contexts = Arc::new(Contexts::new(
             parts.database.clone(),
             Arc::clone(&parts.executors),
-            settings.retry.clone(),
+            Arc::clone(&parts.workspaces),
+            &settings,
         ));
         Self {
             parts,

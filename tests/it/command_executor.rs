@@ -48,6 +48,7 @@ impl Bench {
             env: BTreeMap::from([("MARK".to_owned(), self.mark.clone())]),
             env_pass: Vec::new(),
             cwd: Some(self.cwd.path().to_owned()),
+            workspace: false,
             success: vec![0],
             retry: vec![75],
             permanent: vec![2],
@@ -63,7 +64,8 @@ impl Bench {
             worker_env.iter().map(|(name, value)| (name.into(), value.into())).collect();
         let spawner = Arc::new(LocalSpawner::new().unwrap());
         let scratch = self.scratch.path().to_owned();
-        CommandExecutor::new(spec, worker_env, scratch, spawner, Arc::new(SystemClock)).unwrap()
+        CommandExecutor::new(spec, None, worker_env, scratch, spawner, Arc::new(SystemClock))
+            .unwrap()
     }
 
     /// Runs an item and checks what must hold however it ended: no process and no file is left.
@@ -109,6 +111,7 @@ fn job(input_json: &str) -> Job {
         lease: LeaseId::generate(),
         token: FencingToken::new(12),
         input_json: input_json.to_owned(),
+        criteria: Vec::new(),
         deadline: OffsetDateTime::UNIX_EPOCH,
         traceparent: None,
     }

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -73,6 +74,20 @@ impl Roots {
             Err(error) => return Err(error),
         }
         Ok(Self(roots))
+    }
+
+    /// Roots that are open already, with their absolute paths without links: the workspace, and the
+    /// outputs where there are any.
+    #[must_use]
+    pub fn of_handles(workspace: (OwnedFd, &str), outputs: Option<(OwnedFd, &str)>) -> Self {
+        let root = |kind, (directory, path): (OwnedFd, &str)| Root {
+            directory: Dir::from_std_file(directory.into()),
+            kind,
+            spelled: components(Path::new(path)),
+            real: components(Path::new(path)),
+        };
+        let outputs = outputs.map(|opened| root("outputs", opened));
+        Self([root("workspace", workspace)].into_iter().chain(outputs).collect())
     }
 
     /// Follows a path: relative to the workspace, below the virtual prefix, or absolute.

@@ -17,7 +17,7 @@ use super::exit::{CliError, Exit};
 use super::output::remark;
 use super::submit::{Input, read, store, wrong_flags};
 use super::watch::{Display, to_the_end};
-use super::worker::{executors, init_telemetry};
+use super::worker::{executors, init_telemetry, workspaces};
 use super::{export, watch};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{CommandSpec, QueueSpec, Settings};
@@ -237,6 +237,7 @@ fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliEr
         metrics: Arc::new(Metrics::new([queue.clone()], &build)),
         health: Arc::new(HealthState::new(Arc::clone(&clock), limits)),
         executors: Arc::new(executors(settings, &clock)?),
+        workspaces: workspaces(settings)?,
         queues: vec![queue],
     }))
 }

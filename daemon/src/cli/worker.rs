@@ -12,6 +12,7 @@ use super::context::{block_on, sources};
 use super::exit::{CliError, Exit};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{LogFormat, Settings};
+use crate::embedded;
 use crate::execute::spawn::LocalSpawner;
 use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::store::{Database, migrate};
@@ -20,6 +21,7 @@ use crate::supervise::{
     CommandExecutors, Ended, StopRequest, Worker, WorkerParts, database_options,
 };
 use crate::telemetry::{self, BuildInfo, LogSettings, Metrics, TraceSettings};
+use crate::workspace::{LocalWorkspaces, Workspaces};
 
 /// Claims and executes items of its queues until told to stop.
 #[derive(Args, Debug)]
@@ -92,7 +94,7 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     let executors = executors(&settings, &clock)?;
     for (name, spec) in &settings.queues {
         // What cannot run is better noticed now than with the first item.
-        executors.of_spec(spec.clone()).map_err(|error| {
+        executors.of_spec(spec.clone(), None).map_err(|error| {
             CliError::new(Exit::Configuration, format!("queues.{name}: {error}"))
         })?;
     }
@@ -107,6 +109,7 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
         executors: Arc::new(executors),
+        workspaces: workspaces(&settings)?,
         queues,
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;
@@ -145,6 +148,16 @@ pub(super) fn executors(
         |error| CliError::new(Exit::Internal, format!("prepare to start commands: {error}"));
     let spawner = Arc::new(LocalSpawner::new().map_err(system)?);
     CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock)).map_err(system)
+}
+
+/// Where the items of this process have their files.
+pub(super) fn workspaces(settings: &Settings) -> Result<Arc<dyn Workspaces>, CliError> {
+    let workspace = &settings.workspace;
+    let root = match &workspace.root {
+        Some(root) => root.into(),
+        None => embedded::default_state_dir()?.join("workspaces"),
+    };
+    Ok(Arc::new(LocalWorkspaces::new(root, workspace.virtual_prefix.clone())))
 }
 
 /// Sets up logs and traces of this process.

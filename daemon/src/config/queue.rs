@@ -84,6 +84,10 @@ pub struct CommandSpec {
     /// Directory the program runs in; none means a private one for each execution.
     #[serde(with = "units::optional")]
     pub cwd: Option<String>,
+    /// Whether every execution gets the workspace of its item; else only those do whose item has a
+    /// criterion about a file. Default no.
+    #[serde(default)]
+    pub workspace: bool,
     /// Exit statuses of a success. Default 0.
     pub success: Vec<u8>,
     /// Exit statuses of a failure that another attempt may mend. Default 75.
@@ -159,6 +163,7 @@ impl CommandSpec {
             env: BTreeMap::new(),
             env_pass: env_pass.map(str::to_owned).to_vec(),
             cwd: None,
+            workspace: false,
             success: vec![0],
             retry: vec![75],
             permanent: Vec::new(),

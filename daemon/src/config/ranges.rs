@@ -26,6 +26,7 @@ pub(super) fn check(settings: &Settings, problems: &mut Problems<'_>) {
     check_lease(settings, problems);
     check_order(settings, problems);
     check_texts(settings, problems);
+    check_access(settings, problems);
     check_queues(settings, problems);
 }
 
@@ -48,7 +49,8 @@ impl Ranges<'_, '_> {
     }
 
     fn times(&mut self, settings: &Settings) {
-        let Settings { database, lease, worker, claim, finish, retry, drain, reap, .. } = settings;
+        let Settings { database, lease, worker, claim, finish, retry, drain, .. } = settings;
+        let Settings { reap, workspace, .. } = settings;
         self.time("database.connect_timeout", database.connect_timeout, 100 * MS..=MIN);
         self.time("database.statement_timeout", database.statement_timeout, 100 * MS..=MIN);
         self.time("database.lock_timeout", database.lock_timeout, 10 * MS..=MIN);
@@ -69,6 +71,8 @@ impl Ranges<'_, '_> {
         self.time("drain.slack", drain.slack, ZERO..=10 * MIN);
         self.time("reap.sweep_interval", reap.sweep_interval, 50 * MS..=MIN);
         self.time("reap.full_sweep_max", reap.full_sweep_max, 50 * MS..=MIN);
+        self.time("workspace.retention", workspace.retention, ZERO..=365 * DAY);
+        self.time("workspace.clean_interval", workspace.clean_interval, 100 * MS..=H);
     }
 
     fn numbers(&mut self, settings: &Settings) {
@@ -207,6 +211,15 @@ fn check_texts(settings: &Settings, problems: &mut Problems<'_>) {
         if text.is_empty() || text.chars().count() > 128 || text.chars().any(char::is_control) {
             problems.add(&key(name), "must be 1 to 128 characters, no control characters");
         }
+    }
+}
+
+fn check_access(settings: &Settings, problems: &mut Problems<'_>) {
+    for (name, what) in settings.access.problems() {
+        problems.add(&key(name), what);
+    }
+    for (name, what) in settings.workspace.problems() {
+        problems.add(&key(name), what);
     }
 }
 

@@ -128,6 +128,7 @@ fn every_key_is_documented_with_its_unit_range_and_default() {
             "Address and port",
             "Table of",
             "Absolute path,",
+            "Truth value,",
         ];
         let last: String = comment.lines().last().unwrap_or_default().trim().to_owned();
         assert!(comment.lines().count() >= 2, "{key} says what it is for");

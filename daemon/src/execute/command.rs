@@ -8,28 +8,35 @@ mod capture;
 mod environment;
 mod outcome;
 mod process;
+mod record;
 mod scratch;
 mod template;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use self::environment::Environment;
 use self::outcome::Obstacle;
 use self::process::{Ended, Limits};
+use self::record::{Ran, evidence};
 use self::scratch::Scratch;
 use self::template::{Template, Values};
 use super::spawner::{SpawnRequest, Spawner};
 use super::{Execution, Executor, Job};
+use crate::check::needs_workspace;
 use crate::clock::Clock;
+use crate::model::evidence::command_text;
+use crate::workspace::{Gate, Holder, Refusal, WorkspaceId};
 
 /// How a queue runs its commands.
 #[derive(Clone, Debug)]
@@ -50,8 +57,11 @@ pub struct CommandSpec {
     /// Names of variables passed on from the worker's own environment, where they are set. Nothing
     /// else of it is; `PATH` has a default.
     pub env_pass: Vec<String>,
-    /// The working directory, absolute; none for a private one that is empty and removed afterwards.
+    /// The working directory, absolute; none for the item's workspace where it has one, else for a
+    /// private one that is empty and removed afterwards.
     pub cwd: Option<PathBuf>,
+    /// Whether every item has a workspace; else only those with a criterion about a file.
+    pub workspace: bool,
     /// Exit statuses that mean success, each 0 to 255 and in one list only.
     pub success: Vec<i32>,
     /// Exit statuses after which another attempt may succeed.
@@ -109,6 +119,7 @@ pub enum InvalidCommand {
 /// Runs the items of one queue as commands.
 pub struct CommandExecutor {
     spec: CommandSpec,
+    gate: Option<Arc<Gate>>,
     template: Template,
     environment: Environment,
     programs: Arc<[CString]>,
@@ -120,6 +131,7 @@ pub struct CommandExecutor {
 impl CommandExecutor {
     /// Prepares the commands of one queue.
     ///
+    /// `gate` leads to the workspaces of the batch; without one its items have none.
     /// `worker_env` is the worker's environment, from which only [`CommandSpec::env_pass`] is taken.
     /// Below `scratch_root` (absolute, made when missing) every execution has a directory of its own
     /// while it runs; what a killed worker left there is for the caller to remove.
@@ -128,6 +140,7 @@ impl CommandExecutor {
     /// When `spec` cannot be used as it is.
     pub fn new(
         spec: CommandSpec,
+        gate: Option<Arc<Gate>>,
         worker_env: impl IntoIterator<Item = (OsString, OsString)>,
         scratch_root: PathBuf,
         spawner: Arc<dyn Spawner>,
@@ -139,19 +152,36 @@ impl CommandExecutor {
         let template = Template::parse(&spec.argv)?;
         let environment = Environment::new(&spec.env, &spec.env_pass, worker_env)?;
         let programs = environment.programs(&spec.argv[0]);
-        Ok(Self { spec, template, environment, programs, scratch_root, spawner, clock })
+        Ok(Self { spec, gate, template, environment, programs, scratch_root, spawner, clock })
     }
 
-    async fn attempt(&self, job: &Job, stop: &CancellationToken) -> Result<Ended, Obstacle> {
+    async fn attempt(&self, job: &Job, stop: &CancellationToken) -> Result<Done, Obstacle> {
         if stop.is_cancelled() {
             return Err(Obstacle::Stopped);
         }
         let input = input_text(&job.input_json).map_err(Obstacle::Input)?;
+        let holder = self.workspace(job).await.map_err(Obstacle::Workspace)?;
         let file = self.template.uses_input_file().then_some(input.as_bytes());
         let scratch = Scratch::create(&self.scratch_root, file).await.map_err(Obstacle::Scratch)?;
-        let ended = self.run(job, &input, &scratch, stop).await;
+        let done = self.run(job, &input, &scratch, holder.as_ref(), stop).await;
         scratch.remove().await;
-        ended
+        done
+    }
+
+    /// The workspace, where the queue or the criteria need one. Criteria alone do not keep a batch
+    /// from running that may not use it: their leaves say so.
+    async fn workspace(&self, job: &Job) -> Result<Option<Holder>, Refusal> {
+        let by_criteria = needs_workspace(&job.criteria);
+        let Some(gate) = self.gate.clone().filter(|_| self.spec.workspace || by_criteria) else {
+            return Ok(None);
+        };
+        let position = job.item.position();
+        let made = spawn_blocking(move || gate.make(position)).await;
+        match made.map_err(|panic| Refusal::Failed(io::Error::other(panic))).flatten() {
+            Ok(holder) => Ok(Some(holder)),
+            Err(Refusal::Denied(_)) if !self.spec.workspace => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     async fn run(
@@ -159,17 +189,28 @@ impl CommandExecutor {
         job: &Job,
         input: &str,
         scratch: &Scratch,
+        holder: Option<&Holder>,
         stop: &CancellationToken,
-    ) -> Result<Ended, Obstacle> {
+    ) -> Result<Done, Obstacle> {
         let deadline = self.clock.now() + self.spec.timeout;
         let values = Values { job, input, input_file: scratch.input_file() };
-        let cwd = self.spec.cwd.as_deref().unwrap_or(scratch.path());
+        let workspace = holder.map(|holder| Path::new(&holder.directories().workspace));
+        let cwd = self.spec.cwd.as_deref().or(workspace).unwrap_or(scratch.path());
+        let argv = self.template.render(&values).map_err(|_| Obstacle::NulInArgument)?;
+        let ran = (!job.criteria.is_empty()).then(|| Ran {
+            command: command_text(&texts(&argv)),
+            cwd: match (&self.spec.cwd, holder) {
+                (Some(cwd), _) => cwd.display().to_string(),
+                (None, Some(_)) => ".".to_owned(),
+                (None, None) => String::new(),
+            },
+        });
         let request = SpawnRequest {
             programs: Arc::clone(&self.programs),
-            argv: self.template.render(&values).map_err(|_| Obstacle::NulInArgument)?,
-            env: self.environment.of(job, scratch.path()),
+            argv,
+            env: self.environment.of(job, scratch.path(), holder.map(Holder::directories)),
             cwd: CString::new(cwd.as_os_str().as_bytes())
-                .expect("new() refuses directories with NUL"),
+                .expect("new() refuses directories with NUL, and the system gives none"),
             pipe_stdin: self.template.leaves_input_to_stdin(),
         };
         let spawned = self.spawner.spawn(request).await.map_err(Obstacle::Spawn)?;
@@ -177,19 +218,44 @@ impl CommandExecutor {
             deadline,
             kill_grace: self.spec.kill_grace,
             result_bytes: self.spec.result_bytes,
+            record: ran.is_some(),
         };
-        Ok(process::run(spawned, input.as_bytes(), &limits, stop, self.clock.as_ref()).await)
+        let ended =
+            process::run(spawned, input.as_bytes(), &limits, stop, self.clock.as_ref()).await;
+        Ok(Done { ended, ran, workspace: holder.map(Holder::id) })
     }
+}
+
+/// A process after its end, and what it ran in.
+struct Done {
+    ended: Ended,
+    /// What is recorded as evidence, if that is wanted.
+    ran: Option<Ran>,
+    workspace: Option<WorkspaceId>,
+}
+
+fn texts(argv: &[CString]) -> Vec<String> {
+    argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 #[async_trait]
 impl Executor for CommandExecutor {
     async fn execute(&self, job: &Job, stop: &CancellationToken) -> Execution {
         let started_at = self.clock.wall();
-        let ended = self.attempt(job, stop).await;
+        let done = self.attempt(job, stop).await;
         let times = (started_at, self.clock.wall());
-        let execution = match ended {
-            Ok(ended) => outcome::of_process(&self.spec, ended, times),
+        let execution = match done {
+            Ok(Done { mut ended, ran, workspace }) => {
+                let exit = ended.exit.as_ref().ok().copied();
+                let evidence = ran
+                    .zip(ended.recording.take())
+                    .map(|(ran, printed)| evidence(ran, printed, ended.cause, exit, times));
+                Execution {
+                    evidence: evidence.into_iter().collect(),
+                    workspace,
+                    ..outcome::of_process(&self.spec, ended, times)
+                }
+            }
             Err(obstacle) => outcome::of_obstacle(&self.spec, &obstacle, times),
         };
         tracing::debug!(
@@ -253,6 +319,7 @@ mod tests {
             lease: LeaseId::generate(),
             token: FencingToken::new(9_007_199_254_740_993),
             input_json: input_json.to_owned(),
+            criteria: Vec::new(),
             deadline: OffsetDateTime::UNIX_EPOCH,
             traceparent: None,
         }
@@ -265,6 +332,7 @@ mod tests {
             env: BTreeMap::new(),
             env_pass: Vec::new(),
             cwd: None,
+            workspace: false,
             success: vec![0],
             retry: vec![75],
             permanent: vec![2],
@@ -286,7 +354,7 @@ mod tests {
 
     fn refused(spec: CommandSpec, scratch_root: &str) -> Option<InvalidCommand> {
         let clock = Arc::new(SystemClock);
-        CommandExecutor::new(spec, [], scratch_root.into(), Arc::new(NoSpawner), clock).err()
+        CommandExecutor::new(spec, None, [], scratch_root.into(), Arc::new(NoSpawner), clock).err()
     }
 
     #[test]
@@ -331,7 +399,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (spawner, clock) = (Arc::new(NoSpawner), Arc::new(SystemClock));
         let path = root.path().to_owned();
-        let executor = CommandExecutor::new(spec(&["true"]), [], path, spawner, clock).unwrap();
+        let executor =
+            CommandExecutor::new(spec(&["true"]), None, [], path, spawner, clock).unwrap();
         let stop = CancellationToken::new();
         stop.cancel();
 

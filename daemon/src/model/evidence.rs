@@ -12,6 +12,9 @@ pub const MAX_TAIL_CHARS: usize = 1000;
 /// The status of a command that ended well; every other one is a failure or unknown.
 pub const SUCCESS: &str = "success";
 
+/// The status of a command that did not.
+pub const FAILURE: &str = "error";
+
 /// One executed command, as its executor saw it end; never what a model says about it.
 ///
 /// Members that a stored record lacks read as unknown, and what is unknown proves nothing.
@@ -52,7 +55,8 @@ pub struct Evidence {
     /// Whether its shell outlives it, so that earlier commands could have changed what it means;
     /// none is unknown.
     pub shell_persistent: Option<bool>,
-    /// Its working directory, relative to the workspace.
+    /// Its working directory: relative to the workspace, `.` for that itself; absolute where the
+    /// queue names another; empty for a private one that is gone.
     pub cwd: String,
     /// SHA-256 of the captured output, in hexadecimal.
     pub output_sha256: String,

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
-use crate::model::{BatchId, Counts};
+use crate::model::{BatchId, Counts, Principal};
 
 /// A batch worth claiming from, as ranked by the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,10 @@ pub struct BatchWork {
     pub max_attempts: u16,
     /// Trace context of the submit.
     pub traceparent: Option<String>,
+    /// The thread whose workspace its items share.
+    pub thread: Option<String>,
+    /// On whose behalf it was submitted; none where nothing readable is stored.
+    pub principal: Option<Principal>,
 }
 
 /// One batch with its counts, as shown.
@@ -169,6 +173,10 @@ impl Database {
             spec_json: row.get(2),
             max_attempts: u16::try_from(row.get::<_, i32>(3)).unwrap_or(u16::MAX),
             traceparent: row.get(4),
+            thread: row.get(5),
+            principal: row
+                .get::<_, Option<&str>>(6)
+                .and_then(|stored| serde_json::from_str(stored).ok()),
         }))
     }
 

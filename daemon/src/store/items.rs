@@ -19,6 +19,8 @@ pub struct ItemInput {
     pub key: String,
     /// Its input, JSON text as submitted.
     pub input_json: String,
+    /// Its acceptance criteria, JSON text of a list; none where there are none.
+    pub criteria_json: Option<String>,
 }
 
 /// One item with its derived status, as shown.
@@ -160,6 +162,7 @@ impl Database {
                 position: Position::new(row.get(0)),
                 key: row.get(1),
                 input_json: row.get(2),
+                criteria_json: row.get(3),
             })
             .collect())
     }

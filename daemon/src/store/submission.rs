@@ -12,7 +12,7 @@ use tokio_postgres::{Client, GenericClient};
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
-use crate::model::{BatchId, NewItem};
+use crate::model::{BatchId, NewItem, Principal};
 
 /// The row of a batch to be stored.
 #[derive(Clone, Debug)]
@@ -33,6 +33,8 @@ pub struct BatchRecord {
     pub digest: [u8; 32],
     /// The queue's settings, as JSON text.
     pub spec_json: String,
+    /// On whose behalf it is submitted.
+    pub principal: Option<Principal>,
     /// How many items there are.
     pub item_count: i32,
     /// Whether an item has a time of its own.
@@ -234,6 +236,10 @@ async fn insert_batch(
     client: &Client,
     record: &BatchRecord,
 ) -> Result<bool, tokio_postgres::Error> {
+    let principal = record
+        .principal
+        .as_ref()
+        .map(|principal| serde_json::to_string(principal).expect("two texts"));
     let rows = client
         .query_typed(
             statements::INSERT_BATCH,
@@ -255,6 +261,7 @@ async fn insert_batch(
                 (&record.priority, Type::INT4),
                 (&record.not_before, Type::TIMESTAMPTZ),
                 (&record.traceparent, Type::TEXT),
+                (&principal, Type::TEXT),
             ],
         )
         .await?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use crate::config::{BatchDefaults, Limits, QueueSpec, Settings, UnknownQueue};
-use crate::model::{BatchId, NewItem, QueueName};
+use crate::config::{Limits, QueueSpec, Settings, UnknownQueue};
+use crate::model::{BatchId, NewItem, Principal, QueueName};
 use crate::store::{BatchRecord, Database, Event, Stored, SubmissionError};
 use crate::submit::batch::NewBatch;
 use crate::submit::reader::{Form, Progress, SubmitError, SubmitLimits, read_items};
@@ -71,10 +71,11 @@ impl Submission {
         let limits = SubmitLimits::from(&settings.limits);
         let spooled = read_items(input, self.form, &limits, spool_dir, progress)?;
         let queue = self.batch.queue.clone();
-        Ok(Admitted { queue, record: self.record(&spooled, &settings.batch), spooled })
+        Ok(Admitted { queue, record: self.record(&spooled, settings), spooled })
     }
 
-    fn record(self, spooled: &Spooled, defaults: &BatchDefaults) -> BatchRecord {
+    fn record(self, spooled: &Spooled, settings: &Settings) -> BatchRecord {
+        let defaults = &settings.batch;
         let Self { batch, spec, inline, .. } = self;
         let spec_json = spec.to_json();
         let cap = |cap: std::num::NonZeroU32| i32::try_from(cap.get()).unwrap_or(i32::MAX);
@@ -94,6 +95,10 @@ impl Submission {
             priority: batch.priority.into(),
             not_before: batch.not_before,
             traceparent: None,
+            principal: Some(Principal {
+                owner: batch.owner.clone(),
+                role: settings.access.role.clone(),
+            }),
             owner: batch.owner,
             queue: batch.queue.to_string(),
             title: batch.title,

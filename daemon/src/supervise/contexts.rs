@@ -12,20 +12,26 @@ use tracing::{debug, warn};
 use super::scratch::ScratchRoot;
 use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
-use crate::config::{self, QueueSpec, Retry, Settings};
+use crate::config::{self, Access, QueueSpec, Retry, Settings};
 use crate::execute::command::{CommandExecutor, CommandSpec, Otherwise};
 use crate::execute::spawner::Spawner;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::model::{BatchId, QueueName};
 use crate::store::{BatchWork, Database};
+use crate::workspace::{BatchIdentity, Gate, Workspaces};
 
 /// Makes what runs the items of a batch from its stored settings.
 pub trait Executors: Send + Sync {
-    /// The executor of a batch, and how long one execution may take.
+    /// The executor of a batch, and how long one execution may take. `gate` leads to the
+    /// workspaces of its items.
     ///
     /// # Errors
     /// A sentence on why this worker cannot run it.
-    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String>;
+    fn executor(
+        &self,
+        work: &BatchWork,
+        gate: &Arc<Gate>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String>;
 }
 
 /// Batches whose contexts are kept; beyond it the least is forgotten and read again.
@@ -34,13 +40,27 @@ const KEPT: usize = 1024;
 pub(super) struct Contexts {
     database: Database,
     executors: Arc<dyn Executors>,
+    workspaces: Arc<dyn Workspaces>,
+    access: Arc<Access>,
     retry: Retry,
     known: Mutex<HashMap<BatchId, Arc<BatchContext>>>,
 }
 
 impl Contexts {
-    pub(super) fn new(database: Database, executors: Arc<dyn Executors>, retry: Retry) -> Self {
-        Self { database, executors, retry, known: Mutex::default() }
+    pub(super) fn new(
+        database: Database,
+        executors: Arc<dyn Executors>,
+        workspaces: Arc<dyn Workspaces>,
+        settings: &Settings,
+    ) -> Self {
+        Self {
+            database,
+            executors,
+            workspaces,
+            access: Arc::new(settings.access.clone()),
+            retry: settings.retry.clone(),
+            known: Mutex::default(),
+        }
     }
 
     /// The context of a batch. One that cannot be read or run gives its items back.
@@ -67,7 +87,17 @@ impl Contexts {
     }
 
     fn context(&self, batch: BatchId, queue: &QueueName, work: &BatchWork) -> BatchContext {
-        let (executor, timeout) = self.executors.executor(work).unwrap_or_else(|reason| {
+        let gate = Arc::new(Gate::new(
+            Arc::clone(&self.workspaces),
+            Arc::clone(&self.access),
+            BatchIdentity {
+                batch,
+                owner: work.owner.clone(),
+                thread: work.thread.clone(),
+                principal: work.principal.clone(),
+            },
+        ));
+        let (executor, timeout) = self.executors.executor(work, &gate).unwrap_or_else(|reason| {
             warn!(%batch, reason, "this worker cannot run the batch");
             (Arc::new(Unrunnable(reason)), Duration::ZERO)
         });
@@ -123,6 +153,8 @@ impl Executor for Unrunnable {
             stop_reason: "cannot_run",
             exit_status: None,
             signal: None,
+            evidence: Vec::new(),
+            workspace: None,
         }
     }
 }
@@ -151,15 +183,21 @@ impl CommandExecutors {
 }
 
 impl CommandExecutors {
-    /// What runs items by these settings, and how long one execution may take.
+    /// What runs items by these settings, and how long one execution may take. Without a `gate`
+    /// it has no workspaces to give.
     ///
     /// # Errors
     /// A sentence on what is wrong with them.
-    pub fn of_spec(&self, spec: QueueSpec) -> Result<(Arc<dyn Executor>, Duration), String> {
+    pub fn of_spec(
+        &self,
+        spec: QueueSpec,
+        gate: Option<&Arc<Gate>>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         let QueueSpec::Command(spec) = spec;
         let timeout = spec.timeout;
         let executor = CommandExecutor::new(
             command_spec(spec, &self.settings),
+            gate.cloned(),
             std::env::vars_os(),
             self.scratch.path().to_owned(),
             Arc::clone(&self.spawner),
@@ -171,9 +209,13 @@ impl CommandExecutors {
 }
 
 impl Executors for CommandExecutors {
-    fn executor(&self, work: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+    fn executor(
+        &self,
+        work: &BatchWork,
+        gate: &Arc<Gate>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         let spec = QueueSpec::from_json(&work.spec_json).map_err(|error| error.to_string());
-        spec.and_then(|spec| self.of_spec(spec))
+        spec.and_then(|spec| self.of_spec(spec, Some(gate)))
             .map_err(|error| format!("its queue's settings: {error}"))
     }
 }
@@ -187,6 +229,7 @@ fn command_spec(spec: config::CommandSpec, settings: &Settings) -> CommandSpec {
         env: spec.env,
         env_pass: spec.env_pass,
         cwd: spec.cwd.map(Into::into),
+        workspace: spec.workspace,
         success: statuses(spec.success),
         retry: statuses(spec.retry),
         permanent: statuses(spec.permanent),

@@ -404,6 +404,7 @@ impl Submission {
             priority: 0,
             not_before: self.not_before,
             traceparent: None,
+            principal: None,
         };
         let items: Vec<_> = spooled.items().unwrap().map(Result::unwrap).collect();
         let (send, receive) = mpsc::channel(1);

@@ -44,7 +44,7 @@ impl Head {
     }
 }
 
-/// How many bytes of standard error are kept.
+/// How many bytes of the end of a stream are kept: more than evidence takes in characters.
 pub(super) const TAIL_BYTES: usize = 4096;
 
 /// The last bytes of a stream.
@@ -73,14 +73,19 @@ impl Tail {
 
     /// The text for people to read: trimmed, and control characters other than line feed and tab
     /// became spaces.
-    pub(super) fn into_text(mut self) -> String {
+    pub(super) fn into_text(self) -> String {
+        let clean = |c: char| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c };
+        self.into_raw_text().0.trim().chars().map(clean).collect()
+    }
+
+    /// The text as it came, and whether something is missing before it.
+    pub(super) fn into_raw_text(mut self) -> (String, bool) {
         self.trim();
         if self.truncated {
             let cut = self.kept.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
             self.kept.drain(..cut);
         }
-        let clean = |c: char| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c };
-        into_text(self.kept).trim().chars().map(clean).collect()
+        (into_text(self.kept), self.truncated)
     }
 }
 

@@ -10,6 +10,7 @@ use time::UtcOffset;
 use time::format_description::well_known::Rfc3339;
 
 use super::InvalidCommand;
+use crate::check::Directories;
 use crate::execute::Job;
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -75,7 +76,12 @@ impl Environment {
     }
 
     /// The whole environment of one execution.
-    pub(super) fn of(&self, job: &Job, scratch: &Path) -> Vec<CString> {
+    pub(super) fn of(
+        &self,
+        job: &Job,
+        scratch: &Path,
+        workspace: Option<&Directories>,
+    ) -> Vec<CString> {
         let deadline = job.deadline.to_offset(UtcOffset::UTC).format(&Rfc3339);
         let own = [
             ("HOLDFAST_BATCH_ID", job.item.batch().to_string()),
@@ -88,6 +94,19 @@ impl Environment {
         ];
         let mut all = self.shared.clone();
         all.extend(own.iter().map(|(name, value)| variable(name.as_ref(), value.as_ref())));
+        if let Some(Directories { workspace, outputs, uploads }) = workspace {
+            let named = [
+                ("HOLDFAST_WORKSPACE", workspace),
+                ("HOLDFAST_OUTPUTS", outputs),
+                ("HOLDFAST_UPLOADS", uploads),
+            ];
+            all.extend(named.map(|(name, path)| variable(name.as_ref(), path.as_ref())));
+        }
+        if !job.criteria.is_empty() {
+            // As JSON it has no NUL, and nothing in it can pass for another variable.
+            let criteria = serde_json::Value::from(job.criteria.as_slice()).to_string();
+            all.push(variable("HOLDFAST_CRITERIA".as_ref(), criteria.as_ref()));
+        }
         if let Some(context) = &job.traceparent {
             all.push(variable("TRACEPARENT".as_ref(), context.as_ref()));
         }
@@ -126,7 +145,7 @@ mod tests {
     }
 
     fn lines(environment: &Environment, job: &Job) -> Vec<String> {
-        let all = environment.of(job, Path::new("/scratch"));
+        let all = environment.of(job, Path::new("/scratch"), None);
         all.into_iter().map(|line| line.into_string().unwrap()).collect()
     }
 

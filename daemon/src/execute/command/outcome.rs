@@ -10,6 +10,7 @@ use super::process::{Cause, Ended};
 use super::{CommandSpec, Otherwise};
 use crate::execute::spawner::{Exit, SpawnError};
 use crate::execute::{Execution, ExecutionEnd};
+use crate::workspace::Refusal;
 
 /// Why there was no process.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(super) enum Obstacle {
     Scratch(io::Error),
     /// The spawner could not start it.
     Spawn(SpawnError),
+    /// There is no workspace for it.
+    Workspace(Refusal),
 }
 
 /// When an execution began and ended.
@@ -42,6 +45,15 @@ pub(super) fn of_obstacle(
         }
         Obstacle::Scratch(error) => {
             (ExecutionEnd::NotAdmitted, format!("no private directory: {error}"))
+        }
+        Obstacle::Workspace(refusal @ Refusal::Denied(_)) => {
+            (ExecutionEnd::Permanent, refusal.to_string())
+        }
+        Obstacle::Workspace(refusal @ Refusal::Unseen(_)) => {
+            (ExecutionEnd::NotAdmitted, refusal.to_string())
+        }
+        Obstacle::Workspace(refusal @ Refusal::Failed(error)) => {
+            (ExecutionEnd::NotAdmitted, format!("{refusal}: {error}"))
         }
         Obstacle::Spawn(SpawnError::System(error)) => {
             (ExecutionEnd::NotAdmitted, error.to_string())
@@ -70,6 +82,8 @@ pub(super) fn of_obstacle(
         stop_reason,
         exit_status: None,
         signal: None,
+        evidence: Vec::new(),
+        workspace: None,
     }
 }
 
@@ -93,7 +107,7 @@ pub(super) fn of_process(
     ended: Ended,
     (started_at, ended_at): Times,
 ) -> Execution {
-    let Ended { cause, exit, stdout, stderr } = ended;
+    let Ended { cause, exit, stdout, stderr, recording: _ } = ended;
     let (end, stop_reason, what) = match (cause, &exit) {
         (Cause::TimedOut, _) => {
             let limit = humantime::format_duration(spec.timeout);
@@ -134,6 +148,8 @@ pub(super) fn of_process(
         stop_reason,
         exit_status,
         signal,
+        evidence: Vec::new(),
+        workspace: None,
     }
 }
 
@@ -160,7 +176,8 @@ mod tests {
     const TIMES: Times = (OffsetDateTime::UNIX_EPOCH, OffsetDateTime::UNIX_EPOCH);
 
     fn ended(cause: Cause, exit: io::Result<Exit>) -> Ended {
-        let mut ended = Ended { cause, exit, stdout: Head::new(4), stderr: Tail::default() };
+        let (stdout, stderr) = (Head::new(4), Tail::default());
+        let mut ended = Ended { cause, exit, stdout, stderr, recording: None };
         ended.stdout.push(b"output");
         ended.stderr.push(b"it said why\n");
         ended

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::capture::{Head, Tail};
+use super::record::{Recording, Stream};
 use crate::clock::{BootInstant, Clock, sleep_until};
 use crate::execute::spawner::{Exit, Spawned};
 
@@ -29,6 +30,8 @@ pub(super) struct Limits {
     pub(super) kill_grace: Duration,
     /// How much of its standard output is kept.
     pub(super) result_bytes: usize,
+    /// Whether what it prints is recorded as evidence.
+    pub(super) record: bool,
 }
 
 /// Why a process ended.
@@ -52,6 +55,8 @@ pub(super) struct Ended {
     pub(super) stdout: Head,
     /// What it wrote to standard error.
     pub(super) stderr: Tail,
+    /// Both, where that was asked for.
+    pub(super) recording: Option<Recording>,
 }
 
 /// Feeds and reads a process until it exits, reaches its deadline or is stopped; returns when
@@ -73,6 +78,7 @@ pub(super) async fn run(
         stderr: Some(stderr),
         head: Head::new(limits.result_bytes),
         tail: Tail::default(),
+        recording: limits.record.then(Recording::default),
         chunk: vec![0; CHUNK_BYTES],
     };
 
@@ -110,7 +116,8 @@ pub(super) async fn run(
         }
     }
     let exit = running.end().await;
-    Ended { cause, exit, stdout: streams.head, stderr: streams.tail }
+    let Streams { head: stdout, tail: stderr, recording, .. } = streams;
+    Ended { cause, exit, stdout, stderr, recording }
 }
 
 /// Our ends of the pipes, and what came through them.
@@ -122,6 +129,7 @@ struct Streams<'a> {
     stderr: Option<pipe::Receiver>,
     head: Head,
     tail: Tail,
+    recording: Option<Recording>,
     chunk: Vec<u8>,
 }
 
@@ -169,8 +177,16 @@ impl Streams<'_> {
         };
         match ready {
             Ready::Stdin => self.feed(),
-            Ready::Stdout => read(&mut self.stdout, &mut self.chunk, |bytes| self.head.push(bytes)),
-            Ready::Stderr => read(&mut self.stderr, &mut self.chunk, |bytes| self.tail.push(bytes)),
+            Ready::Stdout => {
+                let bytes = read(&mut self.stdout, &mut self.chunk);
+                self.head.push(bytes);
+                self.recording.iter_mut().for_each(|record| record.push(Stream::Out, bytes));
+            }
+            Ready::Stderr => {
+                let bytes = read(&mut self.stderr, &mut self.chunk);
+                self.tail.push(bytes);
+                self.recording.iter_mut().for_each(|record| record.push(Stream::Error, bytes));
+            }
         }
     }
 
@@ -204,12 +220,14 @@ async fn readable(pipe: Option<&pipe::Receiver>) {
 }
 
 /// Reads what is there, at most one chunk; closes the pipe at its end.
-fn read(from: &mut Option<pipe::Receiver>, chunk: &mut [u8], push: impl FnOnce(&[u8])) {
-    let Some(pipe) = from else { return };
+fn read<'c>(from: &mut Option<pipe::Receiver>, chunk: &'c mut [u8]) -> &'c [u8] {
+    let Some(pipe) = from else { return &[] };
     match pipe.try_read(chunk) {
-        Ok(0) => *from = None,
-        Ok(length) => push(&chunk[..length]),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-        Err(_) => *from = None,
+        Ok(length) if length > 0 => &chunk[..length],
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
+        Ok(_) | Err(_) => {
+            *from = None;
+            &[]
+        }
     }
 }
