@@ -4,7 +4,9 @@
 //! file that DIR lacks is not run.
 
 mod corner_cases;
+mod fuzz;
 mod paths;
+mod properties;
 mod support;
 
 use std::path::PathBuf;

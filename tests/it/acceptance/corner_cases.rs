@@ -197,6 +197,7 @@ fn failing_summaries_outweigh_passing_ones() {
         "3 passed\nBUILD FAILED",
         "Tests run: 3, Failures: 1, Errors: 0, Skipped: 0\n[INFO] BUILD SUCCESS",
         "12 passed\n3 errors suppressed",
+        "12 passed\nFAILED a.py::t",
     ] {
         assert_eq!(reason("make check", &[printing(output)]), "fail_summary", "{output:?}");
     }

@@ -33,6 +33,10 @@ fn odd_spellings_of_a_path_get_the_answer_of_the_system() {
     fs::write(tree.path(r"workspace/b\c"), "x").unwrap();
     fs::create_dir(tree.path("workspace/d")).unwrap();
 
+    let roots = tree.roots();
+    let written = ["file_written:a.txt".to_owned()];
+    let leaf = judge(&CheckInput { criteria: &written, ..tree.check(&roots) }).remove(0).0;
+    assert!(leaf.detail().ends_with(": 4 bytes"), "line ends are bytes: {}", leaf.detail());
     assert_reason(&tree, "file:a.txt/ exists", "missing");
     assert_reason(&tree, "file:a.txt/. exists", "missing");
     assert_reason(&tree, "file:a.txt/x exists", "missing");
