@@ -1,5 +1,6 @@
 //! The commands people type, and their output.
 
+mod check;
 mod config;
 mod context;
 mod control;
@@ -59,10 +60,10 @@ pub struct Global {
     propagate_version = true,
     disable_help_subcommand = true,
     after_help = "\
-Exit codes: 0 done; 1 ended with failed items; 2 usage; 10 or 20 what doctor found; 65 bad input;
-66 unreadable input; 69 schema not supported; 70 internal error; 73 conflict; 74 output failed; 75
-database unreachable; 77 denied; 78 configuration; 130 interrupted; 141 the reader of the output went
-away.
+Exit codes: 0 done; 1 ended with failed items, or a criterion that does not hold; 2 usage; 5 no more
+than UNVERIFIED; 10 or 20 what doctor found; 65 bad input; 66 unreadable input; 69 schema not
+supported; 70 internal error; 73 conflict; 74 output failed; 75 database unreachable; 77 denied; 78
+configuration; 130 interrupted; 141 the reader of the output went away.
 
 Examples:
   holdfast migrate up
@@ -100,6 +101,7 @@ enum Command {
     Leases(leases::LeasesArguments),
     Doctor(doctor::DoctorArguments),
     Recover(recover::RecoverArguments),
+    Check(check::CheckArguments),
     Migrate(migrate::MigrateArguments),
     Config(config::ConfigArguments),
 }
@@ -166,6 +168,7 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
         Command::Leases(arguments) => leases::run(global, &arguments),
         Command::Doctor(arguments) => doctor::run(global, &arguments),
         Command::Recover(arguments) => recover::run(global, &arguments),
+        Command::Check(arguments) => check::run(global, &arguments),
         Command::Migrate(arguments) => migrate::run(global, &arguments),
         Command::Config(arguments) => config::run(global, &arguments),
     }

@@ -14,7 +14,7 @@ use crate::submit::{Problem, SubmitError};
 pub enum Exit {
     /// Done.
     Done,
-    /// A batch ended with failed items.
+    /// A batch ended with failed items, or a criterion does not hold.
     FailedItems,
     /// The command line is wrong.
     Usage,
@@ -26,6 +26,8 @@ pub enum Exit {
     Warnings,
     /// `doctor` found what stops work or endangers results.
     Faults,
+    /// No criterion fails, but at least one is UNVERIFIED.
+    Unverified,
     /// The input has faults.
     BadInput,
     /// The input cannot be read.
@@ -64,6 +66,7 @@ impl Exit {
             Self::Forced => 4,
             Self::Warnings => 10,
             Self::Faults => 20,
+            Self::Unverified => 5,
             Self::BadInput => 65,
             Self::UnreadableInput => 66,
             Self::Schema => 69,
