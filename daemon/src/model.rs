@@ -22,7 +22,9 @@ pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueN
 pub use new_item::NewItem;
 pub use place::{ItemEvent, PLACES, Place, sources};
 pub use principal::Principal;
-pub use settlement::{AttemptEnding, Disposition, PublishedResult, Settlement};
+pub use settlement::{
+    AttemptEnding, Conclusion, Disposition, MAX_CHECK_LOSSES, PublishedResult, Settlement,
+};
 pub use status::ItemStatus;
 pub use verdict::{Family, Finding, Leaf, Verdict, VerdictClass};
 pub use worker::WorkerState;

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::model::{BatchId, QueueName};
-use crate::store::{Database, Event, FlightError, ReapPolicy, Reaped, StoreError};
+use crate::store::{Database, Event, FlightError, ReapDisposition, ReapPolicy, Reaped, StoreError};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition};
 use crate::telemetry::trace;
@@ -189,15 +189,16 @@ impl Reaper {
 
     fn note(&self, queue: &QueueName, taken: &[Reaped]) {
         for reaped in taken {
-            let disposition = if reaped.requeued {
-                RecoveryDisposition::Requeued
-            } else {
-                RecoveryDisposition::Failed
+            let disposition = match reaped.disposition {
+                ReapDisposition::Requeued => RecoveryDisposition::Requeued,
+                ReapDisposition::Failed => RecoveryDisposition::Failed,
+                ReapDisposition::Rechecked => RecoveryDisposition::Rechecked,
+                ReapDisposition::Published => RecoveryDisposition::Published,
             };
             self.metrics.leases_recovered(queue, disposition, 1, reaped.late);
             warn!(
                 batch = %reaped.item.batch(), position = %reaped.item.position(),
-                lease = %reaped.lease, token = %reaped.token, requeued = reaped.requeued,
+                lease = %reaped.lease, token = %reaped.token, disposition = disposition.as_str(),
                 "took back an expired lease"
             );
         }

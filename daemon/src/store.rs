@@ -4,6 +4,7 @@
 //! No policy lives here: what should happen is decided by the stages above.
 
 mod batches;
+mod checks;
 mod connect;
 mod doctor;
 mod error;
@@ -21,6 +22,9 @@ mod sweeps;
 mod workers;
 
 pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
+pub use checks::{
+    Concluding, Recheck, RecheckBatch, RecheckRequest, StageAnswer, StagedItem, Staging,
+};
 pub use connect::{Database, DatabaseOptions};
 pub use doctor::{Fact, Look, ToVerify};
 pub use error::StoreError;
@@ -30,7 +34,7 @@ pub use leases::LeaseRow;
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
-    ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
+    ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
 pub use recovery::RecoveryPlan;
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};

@@ -2,6 +2,7 @@
 //! and races. Rules are cited by their numbers in `store/locking.rs`.
 
 mod charging;
+mod checks;
 mod claim;
 mod control;
 mod deferred;

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::History;
+use super::{History, Verdict};
 
 /// How an attempt that published no outcome ended. Source: `attempts.ending`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,4 +104,17 @@ pub struct Settlement {
     pub exit_status: Option<i32>,
     /// The signal that ended a command.
     pub signal: Option<i32>,
+}
+
+/// Lost checks after which an item ends with its stored result and no verdict. The SQL function
+/// `reap` states the same; a test compares.
+pub const MAX_CHECK_LOSSES: u8 = 3;
+
+/// What becomes of an item whose execution completed and was stored, when its check is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Conclusion {
+    /// Publish the stored outcome with what the check found; none when it could not be done.
+    Publish(Option<Verdict>),
+    /// Let the item wait for another check, which begins with this history.
+    Recheck(History),
 }

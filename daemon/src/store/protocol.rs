@@ -156,6 +156,19 @@ pub struct ReapPolicy {
     pub backoff_max: Duration,
 }
 
+/// What the reaper did with a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReapDisposition {
+    /// It waits for another attempt.
+    Requeued,
+    /// Its attempts are spent, or it is poison.
+    Failed,
+    /// It was executed: it waits for another check.
+    Rechecked,
+    /// It was executed and its check was lost too often: it ended with its result and no verdict.
+    Published,
+}
+
 /// One position taken back.
 #[derive(Clone, Copy, Debug)]
 pub struct Reaped {
@@ -165,8 +178,8 @@ pub struct Reaped {
     pub lease: LeaseId,
     /// That lease's token.
     pub token: FencingToken,
-    /// Whether it waits for another attempt; else it failed.
-    pub requeued: bool,
+    /// What became of it.
+    pub disposition: ReapDisposition,
     /// How long after its expiry.
     pub late: Duration,
 }
@@ -251,7 +264,10 @@ impl Database {
             .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let nothing = |answer| Ok(Claim::Nothing(answer, ready_in));
         match row.get::<_, &str>("answer") {
-            "granted" => Ok(Claim::Granted { holds: holds(request, row), alone: row.get("alone") }),
+            "granted" => Ok(Claim::Granted {
+                holds: holds_of(request.batch, request.lease, row),
+                alone: row.get("alone"),
+            }),
             "empty" => nothing(ClaimAnswer::Empty),
             "window" => nothing(ClaimAnswer::Window),
             "capped" => nothing(ClaimAnswer::Capped),
@@ -287,17 +303,7 @@ impl Database {
             .await?;
         Ok(items
             .iter()
-            .map(|item| {
-                let of_item = |row: &&Row| {
-                    row.get::<_, Uuid>(0) == item.hold.lease().uuid()
-                        && row.get::<_, i32>(1) == item.hold.item().position().get()
-                };
-                match rows.iter().find(of_item).map(|row| row.get::<_, &str>(2)) {
-                    Some("applied") => HandInAnswer::Applied,
-                    Some("cancelled") => HandInAnswer::Cancelled,
-                    Some(_) | None => HandInAnswer::Lost,
-                }
-            })
+            .map(|item| hand_in_answer(&rows, item.hold))
             .collect())
     }
 
@@ -393,7 +399,12 @@ impl Database {
                 item: ItemRef::new(batch, Position::new(row.get("item_position"))),
                 lease: LeaseId::from_uuid(row.get("lease_id")),
                 token: FencingToken::new(row.get("token")),
-                requeued: row.get::<_, &str>("disposition") == "requeued",
+                disposition: match row.get::<_, &str>("disposition") {
+                    "requeued" => ReapDisposition::Requeued,
+                    "rechecked" => ReapDisposition::Rechecked,
+                    "published" => ReapDisposition::Published,
+                    _ => ReapDisposition::Failed,
+                },
                 late: Duration::try_from_secs_f64(row.get("late_s")).unwrap_or_default(),
             })
             .collect())
@@ -495,11 +506,12 @@ impl Database {
 }
 
 /// The one row that a function with one answer returns.
-fn one(rows: &[Row]) -> &Row {
+pub(super) fn one(rows: &[Row]) -> &Row {
     rows.first().expect("a protocol function always answers a row")
 }
 
-fn holds(request: &ClaimRequest, row: &Row) -> Vec<Hold> {
+/// The holds of a lease that was just granted, in the order of its positions.
+pub(super) fn holds_of(batch: BatchId, lease: LeaseId, row: &Row) -> Vec<Hold> {
     let token = FencingToken::new(row.get("token"));
     let positions: Vec<i32> = row.get("positions");
     let histories: Option<Vec<i64>> = row.get("histories");
@@ -508,8 +520,8 @@ fn holds(request: &ClaimRequest, row: &Row) -> Vec<Hold> {
         .enumerate()
         .map(|(index, position)| {
             let packed = histories.as_ref().map_or(0, |list| list[index]);
-            let item = ItemRef::new(request.batch, Position::new(position));
-            Hold::new(item, request.lease, token, History::from_packed(packed))
+            let item = ItemRef::new(batch, Position::new(position));
+            Hold::new(item, lease, token, History::from_packed(packed))
         })
         .collect()
 }
@@ -527,6 +539,24 @@ fn lease_state(row: &Row) -> Option<LeaseState> {
         answer,
         held: usize::try_from(row.get::<_, i32>("held")).unwrap_or(0),
     })
+}
+
+/// The answer for one hold among rows of (lease, position, answer).
+pub(super) fn answer_of<'r>(rows: &'r [Row], hold: &Hold) -> Option<&'r str> {
+    let of_hold = |row: &&Row| {
+        row.get::<_, Uuid>(0) == hold.lease().uuid()
+            && row.get::<_, i32>(1) == hold.item().position().get()
+    };
+    rows.iter().find(of_hold).map(|row| row.get(2))
+}
+
+/// The same for a hand-in that publishes or gives back.
+pub(super) fn hand_in_answer(rows: &[Row], hold: &Hold) -> HandInAnswer {
+    match answer_of(rows, hold) {
+        Some("applied") => HandInAnswer::Applied,
+        Some("cancelled") => HandInAnswer::Cancelled,
+        Some(_) | None => HandInAnswer::Lost,
+    }
 }
 
 /// `{1,2,3}`: an array of arrays of different lengths has no type of its own.

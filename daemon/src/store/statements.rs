@@ -27,6 +27,8 @@ statements! {
     CLEAR_CANCELLED = "clear_cancelled";
     /// Mark workers as ended that sent no heartbeat for ten leases and hold none.
     CLOSE_DEAD_WORKERS = "close_dead_workers";
+    /// Publish checked outcomes of one batch, or give them back for another check.
+    CONCLUDE = "conclude";
     /// Pause, resume or cancel.
     CONTROL_BATCH = "control_batch";
     /// Whether a batch has nothing left and is not ended yet; the look after a finish, without a lock.
@@ -95,6 +97,10 @@ statements! {
     REAP = "reap";
     /// The token epoch beside the server that is there now.
     RECOVERY_PLAN = "recovery_plan";
+    /// Take lost checks of one batch under a new lease.
+    RECHECK = "recheck";
+    /// Batches of some queues with lost checks, paused ones too, the longest waiting first.
+    RECHECK_BATCHES = "recheck_batches";
     /// A worker process that has just started.
     REGISTER_WORKER = "register_worker";
     /// One heartbeat of one worker.
@@ -105,6 +111,10 @@ statements! {
     RETRY_FAILED = "retry_failed";
     /// Batches with expired leases of workers whose heartbeat is older than their lease (fast sweep).
     SILENT_WORKERS_BATCHES = "silent_workers_batches";
+    /// Store results of one batch before their acceptance checks.
+    STAGE = "stage";
+    /// Criteria, evidence and workspaces of staged positions, read after the commit that took them (L3).
+    STAGED_ITEMS = "staged_items";
     /// The turn to do the full sweep, if the last one is old enough.
     TAKE_SWEEP = "take_sweep";
     /// Batches by id, to be verified one after the other.

@@ -121,6 +121,10 @@ label! {
         Requeued = "requeued",
         /// Its attempts are spent.
         Failed = "failed",
+        /// It was executed: it waits for another check.
+        Rechecked = "rechecked",
+        /// It was executed, and its checks were lost too often: ended without a verdict.
+        Published = "published",
         /// Its batch is cancelled.
         Cancelled = "cancelled",
     }

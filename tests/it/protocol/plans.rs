@@ -4,10 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast::model::{BatchId, History, ItemStatus, Position};
-use holdfast::store::{ClaimRequest, ControlVerb, Vouched};
+use holdfast::model::{
+    BatchId, Conclusion, Evidence, Finding, History, ItemStatus, Position,
+};
+use holdfast::store::{ClaimRequest, Concluding, ControlVerb, StageAnswer, Vouched};
 
-use crate::support::fixture::{BatchSpec, Bed, TTL, again, everything, failed, granted, succeeded};
+use crate::support::fixture::{
+    BatchSpec, Bed, TTL, again, everything, failed, granted, publish, succeeded,
+};
 use crate::support::invariants::assert_invariants;
 
 const ITEMS: i32 = 20_000;
@@ -20,7 +24,7 @@ async fn reads(bed: &Bed) -> BTreeMap<String, (i64, i64)> {
                   FROM pg_stat_user_tables t
                  WHERE t.schemaname = 'holdfast'
                    AND t.relname IN ('leases', 'waiting', 'items', 'outcomes', 'attempts',
-                                     'progress', 'progress_deltas')";
+                                     'progress', 'progress_deltas', 'staged_outcomes', 'evidence')";
     let rows = bed.sql.query(rows, &[]).await.unwrap();
     rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect()
 }
@@ -68,11 +72,16 @@ fn assert_read(read: &BTreeMap<String, (i64, i64)>, most: i64) {
     }
 }
 
-/// A batch in full swing: outcomes, retries and leases in the thousands.
+/// A batch in full swing: outcomes, retries, leases and items under check in the thousands.
 async fn busy_batch(bed: &Bed) -> BatchId {
     let sql = bed.db.client().await;
     sql.batch_execute("ANALYZE").await.unwrap();
-    let spec = BatchSpec { items: ITEMS, max_live: 5_000, ..BatchSpec::default() };
+    let spec = BatchSpec {
+        items: ITEMS,
+        max_live: 5_000,
+        max_checking: 5_000,
+        ..BatchSpec::default()
+    };
     let batch = bed.batch_of(spec).await;
     for fill in [
         "INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,
@@ -85,9 +94,16 @@ async fn busy_batch(bed: &Bed) -> BatchId {
         "INSERT INTO holdfast.leases (batch_id, lease_id, token, worker_id, positions, expires_at)
          SELECT $1, gen_random_uuid(), 1, $1, ARRAY[g], clock_timestamp() + interval '1 min'
            FROM generate_series(14000, 15999) g",
-        "INSERT INTO holdfast.progress (batch_id, seq, next_position, executing, waiting, succeeded,
-                failed)
-         VALUES ($1, 1, 16000, 2000, 2000, 9000, 3000)",
+        "INSERT INTO holdfast.staged_outcomes (batch_id, position, lease_id, staged_lease_id,
+                staged_token, attempt, worker_id, ended_at, stop_reason)
+         SELECT $1, l.positions[1], l.lease_id, l.lease_id, 1, 1, $1, clock_timestamp(), 'completed'
+           FROM holdfast.leases l WHERE l.batch_id = $1 AND l.positions[1] < 15000",
+        "INSERT INTO holdfast.evidence (batch_id, position, lease_id, seq, record)
+         SELECT s.batch_id, s.position, s.lease_id, 0, '{}' FROM holdfast.staged_outcomes s
+          WHERE s.batch_id = $1",
+        "INSERT INTO holdfast.progress (batch_id, seq, next_position, executing, checking, waiting,
+                succeeded, failed)
+         VALUES ($1, 1, 16000, 1000, 1000, 2000, 9000, 3000)",
     ] {
         sql.execute(fill, &[&batch.uuid()]).await.unwrap();
     }
@@ -107,6 +123,7 @@ async fn work(bed: &Bed, batch: BatchId) {
     bed.hand_in(&holds[..10], &failed()).await;
     bed.hand_in(&holds[10..15], &again(History::FRESH, Duration::from_secs(1))).await;
     assert_eq!(bed.store.give_back(batch, lease, 5).await.unwrap(), 5);
+    check(bed, batch).await;
     assert!(!bed.store.is_exhausted(batch).await.unwrap());
     assert!(!bed.store.end_batch(batch).await.unwrap());
     let one = [Position::new(8_000)];
@@ -114,6 +131,35 @@ async fn work(bed: &Bed, batch: BatchId) {
     bed.store.retry_failed(batch, None, None, Position::new(0), 20, "t").await.unwrap();
     bed.store.position_of_key(batch, "item-77").await.unwrap().unwrap();
     bed.store.batch(batch, None).await.unwrap().unwrap();
+}
+
+/// The steps of checks on 20 items.
+async fn check(bed: &Bed, batch: BatchId) {
+    let holds = bed.claim(batch, 20).await;
+    let evidence = [Evidence::default(), Evidence::default()];
+    assert_eq!(bed.stage(&holds, &evidence).await, [StageAnswer::Staged; 20]);
+    let list: Vec<Position> = holds.iter().map(|hold| hold.item().position()).collect();
+    assert_eq!(bed.store.staged_items(batch, &list).await.unwrap().len(), 20);
+    let ends: Vec<Conclusion> = holds
+        .iter()
+        .enumerate()
+        .map(|(n, hold)| match n % 2 {
+            0 => publish(Finding::Holds),
+            _ => Conclusion::Recheck(hold.history()),
+        })
+        .collect();
+    let items: Vec<Concluding<'_>> = holds
+        .iter()
+        .zip(&ends)
+        .map(|(hold, conclusion)| Concluding { hold, conclusion })
+        .collect();
+    bed.store.conclude(batch, TTL, &items).await.unwrap();
+    let again = bed.recheck(batch, 10).await;
+    assert_eq!(again.len(), 10);
+    assert_eq!(bed.store.give_back(batch, again[0].lease(), 5).await.unwrap(), 10);
+    for hold in bed.recheck(batch, 10).await {
+        bed.conclude(&hold, &Conclusion::Publish(None)).await;
+    }
 }
 
 #[tokio::test]
@@ -128,7 +174,7 @@ async fn workers_read_by_key_what_was_empty_when_it_was_analysed() {
     })
     .await;
 
-    assert_read(&read, 10 * 200);
+    assert_read(&read, 10 * 400);
     assert_invariants(&bed.db.client().await, batch).await;
 }
 
@@ -148,6 +194,8 @@ async fn pages_are_read_by_key_but_for_one_look_at_the_leases() {
     let leases = read.insert("leases".into(), (0, 0)).unwrap();
     assert_eq!(leases.0, 0);
     assert!(leases.1 < 23 * 2_000, "{leases:?}");
+    let staged = read.insert("staged_outcomes".into(), (0, 0)).unwrap();
+    assert!(staged.0 == 0 && staged.1 < 23 * 1_000, "{staged:?}");
     // Where succeeded and failed items lie far apart, some are passed over.
     assert_read(&read, 2_000);
 

@@ -6,16 +6,18 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures::future::join_all;
-use holdfast::model::{BatchId, Disposition, Hold, LeaseId, Position, Settlement};
+use holdfast::model::{
+    BatchId, Conclusion, Disposition, Evidence, Finding, Hold, LeaseId, Position, Settlement,
+};
 use holdfast::store::{
-    Claim, ControlAnswer, ControlVerb, FlightError, HandIn, HandInAnswer, ReapPolicy, RenewAnswer,
-    Vouched,
+    Claim, Concluding, ControlAnswer, ControlVerb, FlightError, HandIn, HandInAnswer, ReapPolicy,
+    Recheck, RenewAnswer, StageAnswer, Staging, Vouched,
 };
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::fixture::{BatchSpec, Bed, REAP, TTL, again, failed, succeeded};
+use crate::support::fixture::{BatchSpec, Bed, REAP, TTL, again, failed, publish, succeeded};
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
 
 /// Without `HOLDFAST_TEST_SEED`.
@@ -32,6 +34,9 @@ struct World {
     batches: Vec<BatchId>,
     /// What workers hold, or believe they do: nothing leaves but by a hand-in.
     leases: RefCell<Vec<Vec<Hold>>>,
+    /// The same of items whose results are stored.
+    under_check: RefCell<Vec<Vec<Hold>>>,
+    staged: RefCell<HashSet<Ack>>,
     published: RefCell<HashSet<Ack>>,
     returned: RefCell<HashSet<Ack>>,
     cancelled: RefCell<HashSet<BatchId>>,
@@ -48,7 +53,7 @@ impl World {
         let batches = vec![
             bed.batch_of(BatchSpec { max_running: Some(7), ..spec }).await,
             bed.batch_of(BatchSpec { max_live: 9, items: 150, ..spec }).await,
-            bed.batch_of(BatchSpec { items: 400, ..spec }).await,
+            bed.batch_of(BatchSpec { items: 400, max_checking: 20, ..spec }).await,
             bed.batch_of(BatchSpec { items: 200, max_live: 15, ..spec }).await,
         ];
         bed.defer(batches[1], 10, 60, 0.7).await;
@@ -57,6 +62,8 @@ impl World {
             bed,
             batches,
             leases: RefCell::default(),
+            under_check: RefCell::default(),
+            staged: RefCell::default(),
             published: RefCell::default(),
             returned: RefCell::default(),
             cancelled: RefCell::default(),
@@ -72,7 +79,10 @@ impl World {
             let batch = self.batches[rng.random_range(0..self.batches.len())];
             match rng.random_range(0..100) {
                 0..=34 => self.claim(batch, rng.random_range(1..7)).await,
-                35..=69 => self.hand_in(&mut rng).await,
+                35..=52 => self.hand_in(&mut rng).await,
+                53..=58 => self.stage(&mut rng).await,
+                59..=65 => self.conclude(&mut rng).await,
+                66..=69 => self.recheck(batch, rng.random_range(1..5)).await,
                 70..=75 => self.renew(&mut rng).await,
                 76..=80 => self.give_back(&mut rng).await,
                 81..=87 => self.expire_and_reap(batch, rng.random_bool(0.8)).await,
@@ -128,12 +138,7 @@ impl World {
 
     /// Takes some lease, hands some of its items in, maybe twice, and puts the rest back.
     async fn hand_in(&self, rng: &mut StdRng) {
-        let Some(mut holds) = self.take_lease(rng) else { return };
-        holds.shuffle(rng);
-        let rest = holds.split_off(rng.random_range(1..=holds.len()));
-        if !rest.is_empty() {
-            self.leases.borrow_mut().push(rest);
-        }
+        let Some(holds) = take_some(&self.leases, rng) else { return };
         let ends: Vec<Settlement> = holds
             .iter()
             .map(|hold| match rng.random_range(0..6) {
@@ -174,10 +179,107 @@ impl World {
         answers
     }
 
-    fn take_lease(&self, rng: &mut StdRng) -> Option<Vec<Hold>> {
-        let mut leases = self.leases.borrow_mut();
-        let count = leases.len();
-        (count > 0).then(|| leases.swap_remove(rng.random_range(0..count)))
+    /// Stages some items of some lease, maybe twice: those that are held are under check now.
+    async fn stage(&self, rng: &mut StdRng) {
+        let Some(holds) = take_some(&self.leases, rng) else { return };
+        let batch = holds[0].item().batch();
+        let was_cancelled = self.cancelled.borrow().contains(&batch);
+        let settlement = succeeded();
+        let evidence = vec![Evidence::default(); rng.random_range(0..3)];
+        let items: Vec<Staging<'_>> = holds
+            .iter()
+            .map(|hold| Staging { hold, settlement: &settlement, evidence: &evidence, workspace: None })
+            .collect();
+        let mut answers = Vec::new();
+        for _ in 0..rng.random_range(1..3) {
+            let before = answers;
+            let worker = self.bed.worker;
+            answers =
+                until_answered(|| self.bed.store.stage(batch, worker, TTL, &items)).await;
+            for (before, now) in before.iter().zip(&answers) {
+                let lost = |answer| matches!(answer, StageAnswer::Lost);
+                assert!(
+                    lost(*before) == lost(*now) || *now == StageAnswer::Cancelled,
+                    "{before:?}, then {now:?}"
+                );
+            }
+        }
+        let mut under_check = Vec::new();
+        for (hold, answer) in holds.into_iter().zip(answers) {
+            if matches!(answer, StageAnswer::Staged | StageAnswer::Moved) {
+                let ack = (batch, hold.item().position(), hold.lease());
+                let new = self.staged.borrow_mut().insert(ack);
+                assert!(!(new && was_cancelled), "{ack:?} was staged in a cancelled batch");
+            }
+            if answer == StageAnswer::Staged {
+                under_check.push(hold);
+            }
+        }
+        if !under_check.is_empty() {
+            self.under_check.borrow_mut().push(under_check);
+        }
+    }
+
+    /// Publishes some items under check, or gives them back, maybe twice.
+    async fn conclude(&self, rng: &mut StdRng) {
+        let Some(holds) = take_some(&self.under_check, rng) else { return };
+        let ends: Vec<Conclusion> = holds
+            .iter()
+            .map(|hold| match rng.random_range(0..5) {
+                0 => Conclusion::Publish(None),
+                1 => publish(Finding::DoesNotHold),
+                2 => Conclusion::Recheck(hold.history().plus_check_loss()),
+                3 => publish(Finding::Unchecked),
+                _ => publish(Finding::Holds),
+            })
+            .collect();
+        let first = self.conclude_all(&holds, &ends).await;
+        if rng.random_bool(0.3) {
+            let second = self.conclude_all(&holds, &ends).await;
+            for ((first, second), end) in first.iter().zip(&second).zip(&ends) {
+                let kept = (*first == HandInAnswer::Applied) == (*second == HandInAnswer::Applied);
+                // What is given back may be on its way again, and leaves no trace then.
+                let gone = matches!(end, Conclusion::Recheck(_))
+                    && *first == HandInAnswer::Applied;
+                assert!(kept || gone, "{first:?}, then {second:?}");
+            }
+        }
+    }
+
+    async fn conclude_all(&self, holds: &[Hold], ends: &[Conclusion]) -> Vec<HandInAnswer> {
+        let batch = holds[0].item().batch();
+        let was_cancelled = self.cancelled.borrow().contains(&batch);
+        let items: Vec<Concluding<'_>> = holds
+            .iter()
+            .zip(ends)
+            .map(|(hold, conclusion)| Concluding { hold, conclusion })
+            .collect();
+        let answers = until_answered(|| self.bed.store.conclude(batch, TTL, &items)).await;
+        for ((hold, end), answer) in holds.iter().zip(ends).zip(&answers) {
+            if *answer == HandInAnswer::Applied && matches!(end, Conclusion::Publish(_)) {
+                let ack = (batch, hold.item().position(), hold.lease());
+                let new = self.published.borrow_mut().insert(ack);
+                assert!(!(new && was_cancelled), "{ack:?} was published in a cancelled batch");
+            }
+        }
+        answers
+    }
+
+    async fn recheck(&self, batch: BatchId, want: u32) {
+        let was_cancelled = self.cancelled.borrow().contains(&batch);
+        let request = self.bed.recheck_request(batch, want);
+        match self.bed.store.recheck(&request).await {
+            Ok(Recheck::Granted(holds)) => {
+                assert!(!was_cancelled, "rechecks of a cancelled batch");
+                self.under_check.borrow_mut().push(holds);
+            }
+            Ok(Recheck::Nothing(_)) => {}
+            Err(unknown) if unknown.is_unknown() => {
+                self.give_back_lease(batch, request.lease).await;
+                self.lost.borrow_mut().push((batch, request.lease));
+            }
+            Err(nothing_happened) => assert!(!nothing_happened.is_lasting(), "{nothing_happened}"),
+        }
     }
 
     async fn renew(&self, rng: &mut StdRng) {
@@ -245,6 +347,11 @@ impl World {
         self.control(batch, ControlVerb::Resume).await;
         while !self.bed.is_ended(batch).await {
             self.expire_and_reap(batch, false).await;
+            if let Recheck::Granted(holds) = self.bed.try_recheck(batch, 100).await {
+                let ends: Vec<Conclusion> = holds.iter().map(|_| publish(Finding::Holds)).collect();
+                let answers = self.conclude_all(&holds, &ends).await;
+                assert!(answers.iter().all(|answer| *answer == HandInAnswer::Applied));
+            }
             if let Claim::Granted { holds, .. } = self.bed.try_claim(batch, 100).await {
                 let ends: Vec<Settlement> = holds.iter().map(|_| succeeded()).collect();
                 let answers = self.hand_in_all(&holds, &ends).await;
@@ -280,9 +387,34 @@ impl World {
         let of = |list: &RefCell<HashSet<Ack>>| -> HashSet<Ack> {
             list.borrow().iter().filter(|ack| ack.0 == batch).copied().collect()
         };
+        let staged = "
+            SELECT position, staged_lease_id FROM holdfast.outcomes
+             WHERE batch_id = $1 AND staged_lease_id IS NOT NULL";
+        let staged = self.stored(batch, staged).await;
+        if self.cancelled.borrow().contains(&batch) {
+            assert!(staged.is_subset(&of(&self.staged)), "staged before the cancel");
+        } else {
+            assert_eq!(staged, of(&self.staged), "what was staged ends as it was");
+        }
         assert_eq!(self.stored(batch, published).await, of(&self.published), "published");
         assert_eq!(self.stored(batch, returned).await, of(&self.returned), "returned");
     }
+}
+
+/// Takes some lease out of a list, and puts what it does not want of it back.
+fn take_some(list: &RefCell<Vec<Vec<Hold>>>, rng: &mut StdRng) -> Option<Vec<Hold>> {
+    let mut leases = list.borrow_mut();
+    if leases.is_empty() {
+        return None;
+    }
+    let count = leases.len();
+    let mut holds = leases.swap_remove(rng.random_range(0..count));
+    holds.shuffle(rng);
+    let rest = holds.split_off(rng.random_range(1..=holds.len()));
+    if !rest.is_empty() {
+        leases.push(rest);
+    }
+    Some(holds)
 }
 
 /// Repeats a call until the server answers; nothing it carries is at fault.
@@ -312,8 +444,9 @@ async fn act_and_compare(meanwhile: impl AsyncFn(&World, StdRng)) {
         world.over.set(true);
     });
     eprintln!(
-        "{} steps, {} published, {} returned, {} cancelled, {} claims lost",
+        "{} steps, {} staged, {} published, {} returned, {} cancelled, {} claims lost",
         world.steps.get(),
+        world.staged.borrow().len(),
         world.published.borrow().len(),
         world.returned.borrow().len(),
         world.cancelled.borrow().len(),

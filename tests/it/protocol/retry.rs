@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use holdfast::model::ItemStatus::{Leased, Queued, Succeeded};
 use holdfast::model::{BatchId, History, ItemStatus, Position};
-use holdfast::store::{Claim, ClaimAnswer, ControlVerb, RetryAnswer};
+use holdfast::store::{Claim, ClaimAnswer, ControlVerb, ReapDisposition, RetryAnswer};
 
 use crate::support::fixture::{BatchSpec, Bed, again, failed, positions, succeeded};
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
@@ -117,7 +117,7 @@ async fn a_retried_item_may_fail_as_often_as_a_new_one() {
     for _ in 0..2 {
         let hold = bed.claim_one(batch).await;
         bed.expire(hold.lease()).await;
-        assert!(!bed.reap(batch).await[0].requeued);
+        assert_eq!(bed.reap(batch).await[0].disposition, ReapDisposition::Failed);
         assert_eq!(retry(&bed, batch, None, 0).await, (1, None));
     }
     assert_invariants(&bed.sql, batch).await;

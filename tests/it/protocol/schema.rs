@@ -36,7 +36,7 @@ async fn schema_of(client: &Client) -> Vec<String> {
           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid AND c.relkind IN ('r', 'v')
           LEFT JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
          WHERE c.relnamespace = to_regnamespace('holdfast') AND a.attnum > 0
-           AND c.relname !~ '^schema_migrations'
+           AND NOT a.attisdropped AND c.relname !~ '^schema_migrations'
         UNION ALL
         SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
          WHERE c.relnamespace = to_regnamespace('holdfast') AND c.relname !~ '^schema_migrations'

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast::model::{BatchId, History, Hold, ItemStatus, Place, Position};
-use holdfast::store::{Claim, ControlVerb, Vouched};
+use holdfast::model::{
+    BatchId, Conclusion, Finding, History, Hold, ItemStatus, Place, Position,
+};
+use holdfast::store::{Claim, ControlVerb, Recheck, Vouched};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::support::fixture::{BatchSpec, Bed, TTL, again, everything, failed, succeeded};
+use crate::support::fixture::{BatchSpec, Bed, TTL, again, everything, failed, publish, succeeded};
 use crate::support::invariants::assert_invariants;
 
 /// The status of every item, by the tables and the Rust rule.
@@ -39,6 +41,10 @@ async fn derived(bed: &Bed, batch: BatchId) -> Vec<ItemStatus> {
             live += 1;
         }
     }
+    let staged = "SELECT position FROM holdfast.staged_outcomes WHERE batch_id = $1";
+    for row in bed.sql.query(staged, &[&id]).await.unwrap() {
+        places.insert(row.get(0), (Place::Staged, false));
+    }
     if cancelled {
         places = (0..items).map(|position| (position, (Place::Cancelled, false))).collect();
     }
@@ -57,9 +63,16 @@ async fn derived(bed: &Bed, batch: BatchId) -> Vec<ItemStatus> {
         .collect()
 }
 
-/// One random step on a batch; `held` is what somebody may still hand in.
-async fn step(bed: &Bed, batch: BatchId, rng: &mut StdRng, held: &mut Vec<Hold>) {
-    match rng.random_range(0..10) {
+/// One random step on a batch; `held` is what somebody may still hand in, `staged` what somebody may
+/// still conclude.
+async fn step(
+    bed: &Bed,
+    batch: BatchId,
+    rng: &mut StdRng,
+    held: &mut Vec<Hold>,
+    staged: &mut Vec<Hold>,
+) {
+    match rng.random_range(0..15) {
         0..=3 => {
             if let Claim::Granted { holds, .. } = bed.try_claim(batch, rng.random_range(1..6)).await
             {
@@ -84,6 +97,25 @@ async fn step(bed: &Bed, batch: BatchId, rng: &mut StdRng, held: &mut Vec<Hold>)
         }
         8 => {
             bed.retry(batch).await;
+        }
+        10..=11 if !held.is_empty() => {
+            let hold = held.swap_remove(rng.random_range(0..held.len()));
+            bed.stage_one(&hold, None).await;
+            staged.push(hold);
+        }
+        12..=13 if !staged.is_empty() => {
+            let hold = staged.swap_remove(rng.random_range(0..staged.len()));
+            let conclusion = match rng.random_range(0..3) {
+                0 => publish(Finding::Holds),
+                1 => Conclusion::Publish(None),
+                _ => Conclusion::Recheck(hold.history()),
+            };
+            bed.conclude(&hold, &conclusion).await;
+        }
+        14 => {
+            if let Recheck::Granted(holds) = bed.try_recheck(batch, 2).await {
+                staged.extend(holds);
+            }
         }
         _ => {
             let verbs = [ControlVerb::Pause, ControlVerb::Resume, ControlVerb::Resume];
@@ -117,9 +149,9 @@ async fn sql_and_rust_derive_the_same_status_in_random_states() {
         if seed % 2 == 0 {
             bed.defer(batch, 5, 15, 600.0).await;
         }
-        let mut held = Vec::new();
-        for n in 0..25 {
-            step(&bed, batch, &mut rng, &mut held).await;
+        let (mut held, mut staged) = (Vec::new(), Vec::new());
+        for n in 0..35 {
+            step(&bed, batch, &mut rng, &mut held, &mut staged).await;
             if n % 5 == 0 {
                 let expected = derived(&bed, batch).await;
                 assert_eq!(bed.statuses(batch).await, expected, "seed {seed}, step {n}");

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use holdfast::model::{
-    AttemptEnding, BatchId, Counts, Disposition, History, Hold, ItemStatus, LeaseId, Position,
-    PublishedResult, Settlement, WorkerId,
+    AttemptEnding, BatchId, Conclusion, Counts, Disposition, Evidence, Family, Finding, History, Hold,
+    ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, WorkerId,
 };
 use holdfast::store::{
-    Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, Database, DatabaseOptions,
-    ExportRange, FlightError, HandIn, HandInAnswer, ReapPolicy, Reaped, RetryAnswer, WorkerRow,
+    Claim, ClaimAnswer, ClaimRequest, Concluding, ControlAnswer, ControlVerb, Database,
+    DatabaseOptions, ExportRange, FlightError, HandIn, HandInAnswer, ReapPolicy, Reaped, Recheck,
+    RecheckRequest, RetryAnswer, StageAnswer, Staging, WorkerRow,
 };
 use time::OffsetDateTime;
 use tokio_postgres::Client;
@@ -34,12 +35,20 @@ pub(crate) struct BatchSpec {
     pub(crate) owner: &'static str,
     pub(crate) max_running: Option<i32>,
     pub(crate) max_live: i32,
+    pub(crate) max_checking: i32,
     pub(crate) max_attempts: i32,
 }
 
 impl Default for BatchSpec {
     fn default() -> Self {
-        Self { items: 1, owner: "alice", max_running: None, max_live: 1_000, max_attempts: 3 }
+        Self {
+            items: 1,
+            owner: "alice",
+            max_running: None,
+            max_live: 1_000,
+            max_checking: 64,
+            max_attempts: 3,
+        }
     }
 }
 
@@ -96,7 +105,7 @@ impl Bed {
             WITH b AS (
                 INSERT INTO holdfast.batches (id, owner, queue, content_digest, spec, item_count,
                     max_running, max_live, max_checking, max_attempts)
-                VALUES ($1, $2, 'q', '', '{}', $3, $4, $5, 64, $6)
+                VALUES ($1, $2, 'q', '', '{}', $3, $4, $5, $7, $6)
             ), p AS (
                 INSERT INTO holdfast.progress (batch_id, seq, next_position) VALUES ($1, 0, 0)
             )
@@ -112,6 +121,7 @@ impl Bed {
                     &spec.max_running,
                     &spec.max_live,
                     &spec.max_attempts,
+                    &spec.max_checking,
                 ],
             )
             .await
@@ -224,6 +234,55 @@ impl Bed {
         self.hand_in_one(hold, &succeeded()).await
     }
 
+    /// Stages all with the same success and the same evidence.
+    pub(crate) async fn stage(&self, holds: &[Hold], evidence: &[Evidence]) -> Vec<StageAnswer> {
+        let Some(first) = holds.first() else { return Vec::new() };
+        let settlement = succeeded();
+        let items: Vec<Staging<'_>> = holds
+            .iter()
+            .map(|hold| Staging { hold, settlement: &settlement, evidence, workspace: None })
+            .collect();
+        self.store.stage(first.item().batch(), self.worker, TTL, &items).await.unwrap()
+    }
+
+    pub(crate) async fn stage_one(
+        &self,
+        hold: &Hold,
+        workspace: Option<&str>,
+    ) -> StageAnswer {
+        let items = [Staging { hold, settlement: &succeeded(), evidence: &[], workspace }];
+        self.store.stage(hold.item().batch(), self.worker, TTL, &items).await.unwrap()[0]
+    }
+
+    pub(crate) async fn conclude(&self, hold: &Hold, conclusion: &Conclusion) -> HandInAnswer {
+        let items = [Concluding { hold, conclusion }];
+        self.store.conclude(hold.item().batch(), TTL, &items).await.unwrap()[0]
+    }
+
+    pub(crate) fn recheck_request(&self, batch: BatchId, want: u32) -> RecheckRequest {
+        RecheckRequest {
+            batch,
+            lease: LeaseId::generate(),
+            worker: self.worker,
+            want,
+            ttl: TTL,
+            volume: None,
+            foreign: Duration::from_secs(30),
+            traceparent: None,
+        }
+    }
+
+    pub(crate) async fn try_recheck(&self, batch: BatchId, want: u32) -> Recheck {
+        self.store.recheck(&self.recheck_request(batch, want)).await.unwrap()
+    }
+
+    pub(crate) async fn recheck(&self, batch: BatchId, want: u32) -> Vec<Hold> {
+        match self.try_recheck(batch, want).await {
+            Recheck::Granted(holds) => holds,
+            Recheck::Nothing(answer) => panic!("granted nothing: {answer:?}"),
+        }
+    }
+
     pub(crate) async fn control(&self, batch: BatchId, verb: ControlVerb) -> ControlAnswer {
         self.store.control_batch(batch, None, verb, "tester").await.unwrap()
     }
@@ -307,6 +366,15 @@ pub(crate) fn succeeded() -> Settlement {
         exit_status: Some(0),
         signal: None,
     }
+}
+
+/// A verdict of one leaf.
+pub(crate) fn verdict(finding: Finding) -> Verdict {
+    Verdict::new(vec![Leaf::new("file:a exists", Family::FileExists, finding, "why")]).unwrap()
+}
+
+pub(crate) fn publish(finding: Finding) -> Conclusion {
+    Conclusion::Publish(Some(verdict(finding)))
 }
 
 pub(crate) fn failed() -> Settlement {

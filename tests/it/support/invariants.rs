@@ -16,6 +16,8 @@ WITH b AS (
       FROM holdfast.leases l, unnest(l.positions) u(position) WHERE l.batch_id = $1
 ), waiting AS (
     SELECT * FROM holdfast.waiting WHERE batch_id = $1
+), staged AS (
+    SELECT * FROM holdfast.staged_outcomes WHERE batch_id = $1
 ), outcomes AS (
     SELECT * FROM holdfast.outcomes WHERE batch_id = $1
 ), places AS (
@@ -29,11 +31,16 @@ WITH b AS (
       FROM b, generate_series(0, b.item_count - 1) g
       LEFT JOIN places x ON x.position = g GROUP BY g
 ), counted AS (
-    SELECT (SELECT count(*) FROM held) AS executing,
-           (SELECT count(*) FROM waiting) AS waiting,
+    SELECT (SELECT count(*) FROM held
+             WHERE position NOT IN (SELECT position FROM staged)) AS executing,
+           (SELECT count(*) FROM staged) AS checking,
+           (SELECT count(*) FROM waiting WHERE NOT recheck) AS waiting,
            (SELECT count(*) FROM waiting WHERE deferred) AS deferred,
            (SELECT count(*) FROM outcomes WHERE status = 'succeeded') AS succeeded,
-           (SELECT count(*) FROM outcomes WHERE status = 'failed') AS failed
+           (SELECT count(*) FROM outcomes WHERE status = 'failed') AS failed,
+           (SELECT count(*) FROM outcomes WHERE verdict_class = 'holds') AS holds,
+           (SELECT count(*) FROM outcomes WHERE verdict_class = 'fails') AS fails,
+           (SELECT count(*) FROM outcomes WHERE verdict_class = 'unverified') AS unverified
 ), tokens AS (
     -- Written one after the other, each in a transaction of its own, so their order is xmin's.
     SELECT a.position, a.token, a.xmin::text::bigint AS written
@@ -58,11 +65,37 @@ SELECT format('position %s is outside the batch: %s', x.position, x.place)
 UNION ALL
 SELECT format('counts %s, rows %s', row(p.executing, p.checking, p.waiting, p.deferred, p.succeeded,
                                         p.failed, p.cancelled),
-              row(c.executing, 0, c.waiting, c.deferred, c.succeeded, c.failed, 0))
+              row(c.executing, c.checking, c.waiting, c.deferred, c.succeeded, c.failed, 0))
   FROM p, b, counted c
  WHERE b.control <> 'cancelled'
    AND (p.executing, p.checking, p.waiting, p.deferred, p.succeeded, p.failed, p.cancelled)
-       <> (c.executing, 0, c.waiting, c.deferred, c.succeeded, c.failed, 0)
+       <> (c.executing, c.checking, c.waiting, c.deferred, c.succeeded, c.failed, 0)
+UNION ALL
+SELECT format('verdict counts %s, rows %s',
+              row(p.verdict_holds, p.verdict_fails, p.verdict_unverified),
+              row(c.holds, c.fails, c.unverified))
+  FROM p, counted c
+ WHERE (p.verdict_holds, p.verdict_fails, p.verdict_unverified)
+       <> (c.holds, c.fails, c.unverified)
+UNION ALL
+SELECT format('position %s is staged under %s, held under %s, waiting for a recheck: %s',
+              s.position, s.lease_id, h.lease_id, coalesce(w.recheck, false))
+  FROM b, staged s
+  LEFT JOIN held h ON h.position = s.position
+  LEFT JOIN waiting w ON w.position = s.position
+ WHERE b.control <> 'cancelled'
+   AND (s.lease_id IS DISTINCT FROM h.lease_id
+        OR (s.lease_id IS NULL) <> coalesce(w.recheck, false))
+UNION ALL
+SELECT format('position %s waits for a recheck of nothing', w.position)
+  FROM b, waiting w
+ WHERE b.control <> 'cancelled' AND w.recheck
+   AND (w.deferred OR w.position NOT IN (SELECT position FROM staged))
+UNION ALL
+SELECT format('position %s has the verdict class %s', o.position, o.verdict_class)
+  FROM outcomes o
+ WHERE (o.verdict IS NULL) <> (o.verdict_class IS NULL)
+    OR (o.verdict IS NOT NULL AND (o.status <> 'succeeded' OR o.staged_lease_id IS NULL))
 UNION ALL
 SELECT format('cancelled with counts %s, rows %s', row(p.*), row(c.*))
   FROM p, b, counted c
@@ -77,7 +110,8 @@ SELECT format('%s items run, the cap is %s', p.executing, b.max_running)
 UNION ALL
 SELECT format('position %s waits below its floor', w.position)
   FROM waiting w, p
- WHERE w.ready_at < CASE WHEN w.deferred THEN p.deferred_floor ELSE p.retry_floor END
+ WHERE w.ready_at < CASE WHEN w.recheck THEN p.recheck_floor
+                         WHEN w.deferred THEN p.deferred_floor ELSE p.retry_floor END
 UNION ALL
 SELECT format('lease %s: positions %s, histories %s', l.lease_id, l.positions, l.histories)
   FROM holdfast.leases l
