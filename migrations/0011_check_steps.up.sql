@@ -171,9 +171,13 @@ BEGIN
             INSERT INTO holdfast.waiting (batch_id, position, ready_at, history, recheck)
             SELECT p_batch, p_position[n], greatest(clock_timestamp(), v_floor), p_history[n], true
               FROM unnest(v_held) n WHERE p_kind[n] = 'recheck';
-            UPDATE holdfast.staged_outcomes s SET lease_id = NULL, returned_by = p_lease[n]
-              FROM unnest(v_held) n
-             WHERE s.batch_id = p_batch AND s.position = p_position[n] AND p_kind[n] = 'recheck';
+            v_results := ARRAY(SELECT s.ctid FROM unnest(v_held) n CROSS JOIN LATERAL (
+                               SELECT x.ctid FROM holdfast.staged_outcomes x
+                                WHERE x.batch_id = p_batch AND x.position = p_position[n]
+                               OFFSET 0) s
+                                WHERE p_kind[n] = 'recheck');
+            UPDATE holdfast.staged_outcomes s SET lease_id = NULL, returned_by = s.lease_id
+             WHERE s.ctid = ANY (v_results);
         END IF;
         -- A lease goes with the last of its positions; of the others what is handed in leaves.
         DELETE FROM holdfast.leases l
@@ -341,7 +345,8 @@ BEGIN
           FROM gone g, unnest(g.positions, g.histories) u(position, history)
     ), disowned AS (
         UPDATE holdfast.staged_outcomes s SET lease_id = NULL
-          FROM lost x WHERE x.staged AND s.batch_id = p_batch AND s.position = x.position
+         WHERE s.batch_id = p_batch
+           AND s.position = ANY (ARRAY(SELECT x.position FROM lost x WHERE x.staged))
     ), again AS (
         INSERT INTO holdfast.waiting (batch_id, position, ready_at, history, recheck)
         SELECT p_batch, x.position,
@@ -470,20 +475,23 @@ BEGIN
         RETURNING recheck
     ), disowned AS (
         UPDATE holdfast.staged_outcomes s SET lease_id = NULL
-          FROM decided d
-         WHERE d.disposition = 'rechecked' AND s.batch_id = p_batch AND s.position = d.position
+         WHERE s.batch_id = p_batch
+           AND s.position = ANY (ARRAY(SELECT d.position FROM decided d
+                                        WHERE d.disposition = 'rechecked'))
     ), unchecked AS (
-        DELETE FROM holdfast.staged_outcomes s USING decided d
-         WHERE d.disposition = 'published' AND s.batch_id = p_batch AND s.position = d.position
-        RETURNING s.*, d.token
+        DELETE FROM holdfast.staged_outcomes s
+         WHERE s.batch_id = p_batch
+           AND s.position = ANY (ARRAY(SELECT d.position FROM decided d
+                                        WHERE d.disposition = 'published'))
+        RETURNING s.*
     ), published AS (
         INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,
                 worker_id, started_at, finished_at, result, result_truncated, result_size,
                 stop_reason, exit_status, signal, model, usage, staged_lease_id)
-        SELECT p_batch, u.position, 'succeeded', NULL, u.token, u.attempt, u.worker_id,
+        SELECT p_batch, u.position, 'succeeded', NULL, d.token, u.attempt, u.worker_id,
                u.started_at, u.ended_at, u.result, u.result_truncated, u.result_size,
                u.stop_reason, u.exit_status, u.signal, u.model, u.usage, u.staged_lease_id
-          FROM unchecked u
+          FROM unchecked u JOIN decided d ON d.position = u.position
         RETURNING 1
     ), counted AS (
         SELECT (SELECT count(*) FROM requeued r WHERE NOT r.recheck)::integer AS requeued,

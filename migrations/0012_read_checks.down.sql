@@ -1,4 +1,5 @@
 DROP VIEW holdfast.batch_status;
+DROP FUNCTION holdfast.items_shown(uuid, integer[]);
 DROP FUNCTION holdfast.positions_with_verdict(uuid, text, boolean, integer, integer);
 
 -- items_at: the items at some positions of a batch, each with its derived status; the one statement of I1 in SQL.

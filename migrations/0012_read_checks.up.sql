@@ -113,7 +113,8 @@ BEGIN
         RETURN QUERY SELECT q.position FROM (
                            (SELECT w.position FROM holdfast.waiting w
                              WHERE w.batch_id = p_batch AND w.position >= p_from
-                               AND NOT w.recheck
+                               -- Spelled so that no other index looks better than the key.
+                               AND w.recheck::integer = 0
                              ORDER BY w.position LIMIT p_limit)
                            UNION ALL
                            (SELECT generate_series(greatest(p_from, p.next_position), v_edge - 1)
@@ -154,6 +155,26 @@ BEGIN
                       ORDER BY i.position LIMIT p_limit;
     END IF;
 END $$;
+
+-- items_shown: items_at with the criteria and the verdict of each.
+-- locks: none   fence: none   rows: one per position that exists
+CREATE FUNCTION holdfast.items_shown(p_batch uuid, p_positions integer[])
+RETURNS TABLE (item_position integer, key text, status text, attempt integer, ready_at timestamptz,
+               worker_id uuid, lease_id uuid, token bigint, started_at timestamptz,
+               finished_at timestamptz, error text, stop_reason text, acceptance_criteria json,
+               verdict json)
+LANGUAGE sql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
+    SELECT x.*, i.acceptance_criteria, o.verdict
+      FROM holdfast.items_at(p_batch, p_positions) x
+     CROSS JOIN LATERAL (SELECT y.acceptance_criteria FROM holdfast.items y
+                          WHERE y.batch_id = p_batch AND y.position = x.item_position OFFSET 0) i
+      LEFT JOIN LATERAL (SELECT y.verdict FROM holdfast.outcomes y
+                          WHERE y.batch_id = p_batch AND y.position = x.item_position
+                         OFFSET 0) o ON true
+     ORDER BY x.item_position
+$$;
 
 -- batch_status: every batch with its counts and its derived state.
 CREATE OR REPLACE VIEW holdfast.batch_status AS

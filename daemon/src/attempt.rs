@@ -1,4 +1,7 @@
-//! One attempt's life: from the hold to what is handed in.
+//! One attempt's life: from the hold to what is handed in, and the check in between where an item has
+//! criteria.
+
+mod check;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +9,9 @@ use std::time::Duration;
 use rand::Rng;
 use tracing::{Instrument, debug, error};
 
+pub use self::check::{CheckPolicy, CheckRequest, Checker, Rechecked};
+
+use self::check::is_checked;
 use crate::capacity::{Slot, Slots};
 use crate::clock::Clock;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
@@ -42,6 +48,8 @@ pub struct BatchContext {
     pub queue: QueueName,
     /// What runs them.
     pub executor: Arc<dyn Executor>,
+    /// What checks them; none while this worker does not know the batch.
+    pub checker: Option<Arc<dyn Checker>>,
     /// How long one execution may take; for display to the work.
     pub timeout: Duration,
     /// When another attempt is made.
@@ -55,6 +63,7 @@ pub struct Attempts {
     clock: Arc<dyn Clock>,
     leases: Arc<Leases>,
     slots: Slots,
+    checks: CheckPolicy,
     metrics: Arc<Metrics>,
     finisher: Finisher,
 }
@@ -78,10 +87,11 @@ impl Attempts {
         clock: Arc<dyn Clock>,
         leases: Arc<Leases>,
         slots: Slots,
+        checks: CheckPolicy,
         metrics: Arc<Metrics>,
         finisher: Finisher,
     ) -> Self {
-        Self { clock, leases, slots, metrics, finisher }
+        Self { clock, leases, slots, checks, metrics, finisher }
     }
 
     /// Runs one attempt to its hand-in.
@@ -102,15 +112,17 @@ impl Attempts {
                 all = self.slots.take_all() => all,
             };
         }
+        let criteria = input.as_ref().and_then(|input| input.criteria_json.as_deref());
+        let criteria = effective(criteria);
         let ended = match input {
             Some(input) if self.leases.begin(hold.lease(), hold.item().position()) => {
-                Some(self.execute(batch, &span, &hold, input, &stop).await)
+                Some(self.execute(batch, &span, &hold, input, criteria.clone(), &stop).await)
             }
             Some(_) | None => None,
         };
         let settlement = match (&ended, stop.cause()) {
             (_, Some(cause @ (StopCause::Cancelled | StopCause::Lost))) => {
-                self.drop_hold(batch, &span, &hold, cause, ended.as_ref());
+                self.drop_hold(batch, &span, &hold, cause, ended.is_some());
                 return;
             }
             (Some(execution), _) => self.settle(batch, &hold, execution),
@@ -119,7 +131,14 @@ impl Attempts {
                 unstarted(&*self.clock, hold.history())
             }
         };
-        self.finisher.submit(Finished { hold, settlement, queue: batch.queue.clone(), slot, span });
+        let is_checked = is_checked(&settlement, &criteria);
+        let finished = Finished { hold, settlement, queue: batch.queue.clone(), slot, span };
+        match ended {
+            Some(execution) if is_checked => {
+                self.stage_and_check(batch, finished, execution, criteria, &stop).await;
+            }
+            Some(_) | None => self.finisher.submit(finished),
+        }
     }
 
     async fn execute(
@@ -128,6 +147,7 @@ impl Attempts {
         lease: &tracing::Span,
         hold: &Hold,
         input: ItemInput,
+        criteria: Vec<String>,
         stop: &StopSignal,
     ) -> Execution {
         let process = trace::process_span(lease, &batch.queue, batch.submitted.as_ref());
@@ -139,7 +159,7 @@ impl Attempts {
             lease: hold.lease(),
             token: hold.token(),
             input_json: input.input_json,
-            criteria: effective(input.criteria_json.as_deref()),
+            criteria,
             deadline: self.clock.wall() + batch.timeout,
             traceparent: TraceContext::of(&process).map(|context| context.to_string()),
         };
@@ -161,7 +181,7 @@ impl Attempts {
         span: &tracing::Span,
         hold: &Hold,
         cause: StopCause,
-        ended: Option<&Execution>,
+        ran: bool,
     ) {
         let reason = if cause == StopCause::Cancelled {
             LostReason::Cancelled
@@ -170,7 +190,6 @@ impl Attempts {
         };
         self.metrics.lease_lost(&batch.queue, reason);
         trace::lease_lost(span, reason);
-        let ran = ended.is_some();
         span.in_scope(|| debug!(ran, ?cause, "an attempt ends without publishing"));
         self.leases.leave(hold.lease(), hold.item().position());
     }
@@ -359,6 +378,7 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
+    use crate::capacity::CheckSlots;
     use crate::finish::Grouping;
     use crate::leases::Grant;
     use crate::model::{BatchId, FencingToken, Position, WorkerId};
@@ -428,6 +448,7 @@ mod tests {
         let batch = BatchContext {
             queue,
             executor: Arc::new(Panics),
+            checker: None,
             timeout: Duration::from_secs(1),
             retry: POLICY,
             submitted: None,
@@ -466,7 +487,11 @@ mod tests {
             crate::fault::Fault::default(),
             Arc::default(),
         );
-        Attempts::new(clock, leases, slots, metrics, finisher)
+        let checks = CheckPolicy {
+            slots: CheckSlots::new(1, 1, Arc::default()),
+            timeout: Duration::from_secs(1),
+        };
+        Attempts::new(clock, leases, slots, checks, metrics, finisher)
     }
 
     #[test]

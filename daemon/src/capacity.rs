@@ -1,7 +1,9 @@
-//! Execution slots: a claim asks for no more than are free, and a slot is free again only when its
-//! item was handed in.
+//! Slots. Execution slots: a claim asks for no more than are free, and a slot is free again only when
+//! its item was handed in. Check slots: a budget of their own, with a bounded number of items that
+//! wait for one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -60,6 +62,15 @@ impl Slots {
         Some(self.slot(permit))
     }
 
+    /// Waits for one slot, in the order in which it was asked for.
+    ///
+    /// # Cancel safety
+    /// Safe: dropped, it takes none.
+    pub async fn take_one(&self) -> Option<Slot> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+        Some(self.slot(permit))
+    }
+
     /// Waits until a slot is given back.
     ///
     /// # Cancel safety
@@ -77,6 +88,89 @@ impl Drop for Slot {
     fn drop(&mut self) {
         drop(self.permit.take());
         self.freed.notify_one();
+    }
+}
+
+/// The check slots of a process, and how many items are in its care until they are checked.
+#[derive(Clone, Debug)]
+pub struct CheckSlots {
+    slots: Slots,
+    /// Whose turn it is among what was executed here: one at a time is in line for a slot, so that a
+    /// lost check waits for one of them at most.
+    turn: Arc<Semaphore>,
+    pending: Arc<AtomicUsize>,
+    backlog: usize,
+    relieved: Arc<Notify>,
+}
+
+/// One item in the care of [`CheckSlots`], until it is dropped.
+#[derive(Debug)]
+pub struct PendingCheck {
+    pending: Arc<AtomicUsize>,
+    relieved: Arc<Notify>,
+}
+
+impl CheckSlots {
+    /// `total` slots, all free, and room for `backlog` items that wait for one; `relieved` is
+    /// notified when an item has left.
+    #[must_use]
+    pub fn new(total: usize, backlog: usize, relieved: Arc<Notify>) -> Self {
+        Self {
+            slots: Slots::new(total),
+            turn: Arc::new(Semaphore::new(1)),
+            pending: Arc::default(),
+            backlog,
+            relieved,
+        }
+    }
+
+    /// The slots themselves.
+    #[must_use]
+    pub const fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Takes an item into care: what it was executed for is never dropped, so this never fails.
+    #[must_use]
+    pub fn enter(&self) -> PendingCheck {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        PendingCheck { pending: Arc::clone(&self.pending), relieved: Arc::clone(&self.relieved) }
+    }
+
+    /// How many items are in care, waiting or checked.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing more should be claimed. Exceeded at most by what is executed already.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.pending() >= self.slots.total() + self.backlog
+    }
+
+    /// Waits for a slot for an item that was executed here.
+    ///
+    /// # Cancel safety
+    /// Safe: dropped, it takes none and loses its place.
+    pub async fn take(&self) -> Option<Slot> {
+        let _turn = self.turn.acquire().await.ok()?;
+        self.slots.take_one().await
+    }
+
+    /// Waits for a slot for a check that was lost: before what was executed here.
+    ///
+    /// # Cancel safety
+    /// Safe: dropped, it takes none.
+    pub async fn take_first(&self) -> Option<Slot> {
+        self.slots.take_one().await
+    }
+}
+
+impl Drop for PendingCheck {
+    fn drop(&mut self) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+        self.relieved.notify_one();
     }
 }
 
@@ -114,5 +208,40 @@ mod tests {
         assert!(futures::poll!(second.as_mut()).is_pending());
         drop(first);
         assert!(second.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_lost_check_goes_before_all_but_one_that_wait() {
+        let checks = CheckSlots::new(1, 9, Arc::default());
+        let busy = checks.take().await;
+        let (first, second, lost) = (checks.take(), checks.take(), checks.take_first());
+        tokio::pin!(first, second, lost);
+        assert!(futures::poll!(first.as_mut()).is_pending());
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        assert!(futures::poll!(lost.as_mut()).is_pending());
+
+        drop(busy);
+        drop(first.await);
+
+        assert!(futures::poll!(second.as_mut()).is_pending());
+        drop(lost.await);
+        assert!(second.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_full_backlog_is_relieved_by_what_leaves() {
+        let relieved = Arc::new(Notify::new());
+        let checks = CheckSlots::new(1, 1, Arc::clone(&relieved));
+        let first = checks.enter();
+        assert!(!checks.is_full());
+        let (second, third) = (checks.enter(), checks.enter());
+        assert_eq!((checks.pending(), checks.is_full()), (3, true));
+
+        drop((second, third));
+        relieved.notified().await;
+
+        assert!(!checks.is_full());
+        drop(first);
+        assert_eq!(checks.pending(), 0);
     }
 }

@@ -13,7 +13,7 @@
 //! | `error`, `stop_reason` | what went wrong, and the named reason of the end |
 //! | `started_at`, `finished_at` | RFC 3339, by the clock of the worker |
 //! | `acceptance_criteria` | the list of texts |
-//! | `acceptance_verdict` | null: nothing is checked in this version |
+//! | `acceptance_verdict` | what the checks found; null where nothing was checked |
 //!
 //! Each page is a statement of its own, so an export holds no snapshot and no session for as long
 //! as its reader takes. An item that ends behind the page being read is left out.
@@ -21,7 +21,7 @@
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::model::{ItemStatus, Position};
+use crate::model::{ItemStatus, Position, VerdictClass};
 use crate::store::{BatchRow, Database, ExportRange, ExportRow, StoreError};
 
 /// The statuses in which an item has ended.
@@ -42,13 +42,20 @@ pub struct Export {
 }
 
 impl Export {
-    /// Begins an export of the ended items of `batch` that are in one of `statuses`.
+    /// Begins an export of the ended items of `batch` that are in one of `statuses` and have a
+    /// verdict of one of the classes.
     #[must_use]
-    pub fn new(database: Database, batch: &BatchRow, statuses: &[ItemStatus]) -> Self {
+    pub fn new(
+        database: Database,
+        batch: &BatchRow,
+        statuses: &[ItemStatus],
+        verdicts: &[VerdictClass],
+    ) -> Self {
         let range = ExportRange {
             batch: batch.id,
             cancelled: batch.is_cancelled(),
             statuses: statuses.to_vec(),
+            verdicts: verdicts.to_vec(),
             from: Position::new(0),
             positions: *PAGE_POSITIONS.end(),
             bytes: PAGE_BYTES,
@@ -109,7 +116,7 @@ pub fn write_line(out: &mut Vec<u8>, row: &ExportRow) {
     line.value("started_at", Time(row.started_at));
     line.value("finished_at", Time(row.finished_at));
     line.json("acceptance_criteria", row.criteria_json.as_deref());
-    line.json("acceptance_verdict", None);
+    line.value("acceptance_verdict", &row.verdict);
     line.out.extend_from_slice(b"}\n");
 }
 
@@ -151,6 +158,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
+    use crate::model::{Family, Finding, Leaf, Verdict};
 
     fn cancelled() -> ExportRow {
         ExportRow {
@@ -166,6 +174,7 @@ mod tests {
             stop_reason: None,
             started_at: None,
             finished_at: None,
+            verdict: None,
         }
     }
 
@@ -216,6 +225,16 @@ mod tests {
                 "\n"
             )
         );
+    }
+
+    #[test]
+    fn a_verdict_is_an_object_on_the_same_line() {
+        let leaf = Leaf::new("a\nb", Family::Undecidable, Finding::Unchecked, "");
+        let row = ExportRow { verdict: Verdict::new(vec![leaf]), ..cancelled() };
+        let line = line(&row);
+        assert_eq!(line.matches('\n').count(), 1);
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(value["acceptance_verdict"]["unchecked"], serde_json::json!(["a\nb"]));
     }
 
     #[test]

@@ -1,23 +1,31 @@
 //! The terminal write: groups what completed and hands it in, fenced, until the database answers.
 //!
-//! One hand-in per batch is on its way at a time; what completes meanwhile joins the next. A slot is
-//! free only when its item was applied or refused.
+//! One hand-in per batch and step is on its way at a time; what completes meanwhile joins the next. A
+//! slot is free only when its item was applied or refused.
+
+mod pending;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rand::Rng;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, Span, debug, error, warn};
+use tracing::{Instrument, debug, error, warn};
 
-use crate::capacity::Slot;
+pub use self::pending::{Concluded, Finished, Staged};
+
+use self::pending::{Ending, Pending, Step};
 use crate::clock::{BootInstant, Clock};
 use crate::fault::Fault;
 use crate::leases::Leases;
-use crate::model::{AttemptEnding, BatchId, Disposition, Hold, QueueName, Settlement, WorkerId};
-use crate::store::{Database, Event, FlightError, HandIn, HandInAnswer};
+use crate::model::{
+    AttemptEnding, BatchId, Conclusion, Disposition, Hold, VerdictClass, WorkerId,
+};
+use crate::store::{
+    Concluding, Database, Event, FlightError, HandIn, HandInAnswer, StageAnswer, Staging,
+};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, ItemOutcome, LostReason, ReleaseReason};
 use crate::telemetry::trace;
@@ -31,27 +39,6 @@ pub struct Grouping {
     pub items: usize,
     /// Bytes of results at which a group is full.
     pub bytes: usize,
-}
-
-/// One item that came to an end, with what is freed when that is stored.
-pub struct Finished {
-    /// The right to hand it in.
-    pub hold: Hold,
-    /// What becomes of it.
-    pub settlement: Settlement,
-    /// Its queue.
-    pub queue: QueueName,
-    /// Its slot, in use until the hand-in is answered; none when it never began.
-    pub slot: Option<Slot>,
-    /// Its lease's span, open until then.
-    pub span: Span,
-}
-
-impl Finished {
-    fn bytes(&self) -> usize {
-        let result = self.settlement.result.json.as_ref().map_or(0, String::len);
-        result + self.settlement.error.as_ref().map_or(0, String::len)
-    }
 }
 
 /// Hands in what completes. Cheap to clone.
@@ -79,7 +66,7 @@ struct Shared {
     grouping: Grouping,
     tracker: TaskTracker,
     fault: Fault,
-    pending: Mutex<HashMap<BatchId, Vec<Finished>>>,
+    pending: Mutex<HashMap<(BatchId, Step), Vec<Pending>>>,
     /// Something was applied: the claim loop may look again, at once or when a retry is due.
     settled: Arc<Notify>,
 }
@@ -121,16 +108,36 @@ impl Finisher {
 
     /// Takes an item over; it is handed in soon. Never waits.
     pub fn submit(&self, finished: Finished) {
-        let batch = finished.hold.item().batch();
+        self.enqueue(finished.into());
+    }
+
+    /// Stores a success whose check comes next. Answers with the right to conclude it; none when it
+    /// is no longer held, and nothing is left to do. The slot is free from then on.
+    ///
+    /// # Cancel safety
+    /// Dropped, the item is staged all the same, and nobody checks it until its lease lapses.
+    pub async fn stage(&self, staged: Staged) -> Option<Hold> {
+        let (done, held) = oneshot::channel();
+        self.enqueue(staged.pending(done));
+        held.await.ok()
+    }
+
+    /// Takes an item over whose check is over. Never waits.
+    pub fn conclude(&self, concluded: Concluded) {
+        self.enqueue(concluded.into());
+    }
+
+    fn enqueue(&self, item: Pending) {
+        let key = (item.hold.item().batch(), item.step());
         let first = {
             let mut pending = self.shared.pending();
-            let under_way = pending.contains_key(&batch);
-            pending.entry(batch).or_default().push(finished);
+            let under_way = pending.contains_key(&key);
+            pending.entry(key).or_default().push(item);
             !under_way
         };
         if first {
             let shared = Arc::clone(&self.shared);
-            let hand_ins = async move { shared.drain_batch(batch).await };
+            let hand_ins = async move { shared.drain(key).await };
             self.shared.tracker.spawn(self.shared.fault.clone().watch("hand-in", hand_ins));
         }
     }
@@ -143,34 +150,36 @@ impl Finisher {
 }
 
 impl Shared {
-    fn pending(&self) -> MutexGuard<'_, HashMap<BatchId, Vec<Finished>>> {
+    fn pending(&self) -> MutexGuard<'_, HashMap<(BatchId, Step), Vec<Pending>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands in group after group of one batch until nothing of it is pending.
-    async fn drain_batch(&self, batch: BatchId) {
+    /// Hands in group after group of one batch and step until nothing of it is pending.
+    async fn drain(&self, key: (BatchId, Step)) {
         tokio::time::sleep(self.grouping.delay).await;
+        let (batch, step) = key;
         loop {
-            let Some(group) = self.next_group(batch) else { break };
+            let Some(group) = self.next_group(key) else { break };
             self.hand_in(batch, group).await;
             self.settled.notify_one();
-            if self.pending().get(&batch).is_none_or(Vec::is_empty) {
+            // What is staged has not ended: nothing can have ended with it.
+            if step != Step::Stage && self.pending().get(&key).is_none_or(Vec::is_empty) {
                 self.end_if_exhausted(batch).await;
             }
         }
     }
 
     /// The next group; none, and the batch is forgotten, when nothing is pending.
-    fn next_group(&self, batch: BatchId) -> Option<Vec<Finished>> {
+    fn next_group(&self, key: (BatchId, Step)) -> Option<Vec<Pending>> {
         let mut pending = self.pending();
-        let waiting = pending.get_mut(&batch)?;
+        let waiting = pending.get_mut(&key)?;
         if waiting.is_empty() {
-            pending.remove(&batch);
+            pending.remove(&key);
             return None;
         }
         let mut bytes = 0;
-        let fits = waiting.iter().take(self.grouping.items).take_while(|finished| {
-            bytes += finished.bytes();
+        let fits = waiting.iter().take(self.grouping.items).take_while(|item| {
+            bytes += item.bytes();
             bytes <= self.grouping.bytes
         });
         let count = fits.count().max(1);
@@ -179,10 +188,10 @@ impl Shared {
 
     /// Hands a group in until every item of it is answered. A group that the database refuses for
     /// what it holds is taken apart, so that one item cannot keep the others.
-    async fn hand_in(&self, batch: BatchId, group: Vec<Finished>) {
+    async fn hand_in(&self, batch: BatchId, group: Vec<Pending>) {
         let mut queue = vec![group];
         while let Some(mut group) = queue.pop() {
-            let mut leases: Vec<_> = group.iter().map(|f| f.hold.lease()).collect();
+            let mut leases: Vec<_> = group.iter().map(|item| item.hold.lease()).collect();
             leases.sort_unstable();
             leases.dedup();
             self.leases.hand_in_begins(leases.iter().copied());
@@ -190,17 +199,17 @@ impl Shared {
                 Ok(answered) => self.settle(group, &answered).await,
                 Err(refused) if group.len() > 1 => {
                     warn!(%batch, items = group.len(), error = %refused, "a hand-in was refused; taking its items one by one");
-                    queue.extend(group.into_iter().map(|finished| vec![finished]));
+                    queue.extend(group.into_iter().map(|item| vec![item]));
                 }
                 Err(refused) => {
-                    let finished = &mut group[0];
-                    if finished.settlement.stop_reason == UNSTORABLE {
-                        // Nothing of it can be stored: its lease lapses, and the reaper judges.
-                        error!(item = %finished.hold.item(), error = %refused, "an item cannot be handed in");
-                        self.let_go(finished, LostReason::Expired);
-                    } else {
-                        make_unstorable(&mut finished.settlement, &refused);
-                        queue.push(group);
+                    let item = group.pop().expect("a group has at least one item");
+                    match item.with_less(&refused) {
+                        Ok(less) => queue.push(vec![less]),
+                        Err(item) => {
+                            // Nothing of it can be stored: its lease lapses, and the reaper judges.
+                            error!(item = %item.hold.item(), error = %refused, "an item cannot be handed in");
+                            self.let_go(&item, LostReason::Expired);
+                        }
                     }
                 }
             }
@@ -214,18 +223,15 @@ impl Shared {
     async fn hand_in_until_answered(
         &self,
         batch: BatchId,
-        group: &[Finished],
+        group: &[Pending],
     ) -> Result<Answered, FlightError> {
-        let items: Vec<HandIn<'_>> =
-            group.iter().map(|f| HandIn { hold: &f.hold, settlement: &f.settlement }).collect();
         let mut pause = Duration::from_millis(50);
         let mut may_be_a_repeat = false;
         loop {
             let asked_at = self.clock.now();
-            let flight = self.database.hand_in(batch, self.worker, self.ttl, &items);
-            match flight.await {
+            match self.send(batch, group).await {
                 Ok(answers) => {
-                    self.metrics.finish_group(items.len(), self.clock.now().since(asked_at));
+                    self.metrics.finish_group(group.len(), self.clock.now().since(asked_at));
                     return Ok(Answered { answers, asked_at, may_be_a_repeat });
                 }
                 Err(refused) if refused.is_lasting() => return Err(refused),
@@ -241,67 +247,112 @@ impl Shared {
         }
     }
 
+    /// Sends a group, all of one step, once.
+    async fn send(
+        &self,
+        batch: BatchId,
+        group: &[Pending],
+    ) -> Result<Vec<HandInAnswer>, FlightError> {
+        let (mut finishes, mut stages, mut conclusions) = (Vec::new(), Vec::new(), Vec::new());
+        for Pending { hold, ending, .. } in group {
+            match ending {
+                Ending::Finish(settlement) => finishes.push(HandIn { hold, settlement }),
+                Ending::Stage { settlement, evidence, workspace, .. } => stages.push(Staging {
+                    hold,
+                    settlement,
+                    evidence,
+                    workspace: workspace.as_deref(),
+                }),
+                Ending::Conclude(conclusion) => conclusions.push(Concluding { hold, conclusion }),
+            }
+        }
+        if !stages.is_empty() {
+            let answers = self.database.stage(batch, self.worker, self.ttl, &stages).await?;
+            return Ok(answers.into_iter().map(staged).collect());
+        }
+        if !conclusions.is_empty() {
+            return self.database.conclude(batch, self.ttl, &conclusions).await;
+        }
+        self.database.hand_in(batch, self.worker, self.ttl, &finishes).await
+    }
+
     /// Takes note of the answers and frees the slots.
-    async fn settle(&self, group: Vec<Finished>, answered: &Answered) {
+    async fn settle(&self, group: Vec<Pending>, answered: &Answered) {
         let mut for_others = None;
-        for (finished, answer) in group.iter().zip(&answered.answers) {
-            let lease = finished.hold.lease();
+        for (mut item, answer) in group.into_iter().zip(&answered.answers) {
+            let lease = item.hold.lease();
             match answer {
                 HandInAnswer::Applied => {
                     // A repeat that finds itself applied has extended nothing now (F5).
                     if !answered.may_be_a_repeat {
                         self.leases.extend(lease, answered.asked_at);
                     }
-                    self.note_applied(finished);
+                    if let Ending::Stage { done, .. } = item.ending {
+                        // Whoever waits for it finds the slot free.
+                        drop(item.slot.take());
+                        if let Err(hold) = done.send(item.hold) {
+                            self.leases.leave(lease, hold.item().position());
+                        }
+                        continue;
+                    }
+                    self.note_applied(&item);
                     // What this worker will not claim itself: it is given back, or it frees a
                     // place under a cap while the worker drains.
-                    if is_given_back(&finished.settlement) || self.leases.is_closed() {
-                        for_others = Some(finished.queue.clone());
+                    if item.is_given_back() || self.leases.is_closed() {
+                        for_others = Some(item.queue.clone());
                     }
                 }
-                HandInAnswer::Lost => self.note_lost(finished, FenceReason::Token),
-                HandInAnswer::Cancelled => self.note_lost(finished, FenceReason::Cancelled),
+                HandInAnswer::Lost => self.note_lost(&item, FenceReason::Token),
+                HandInAnswer::Cancelled => self.note_lost(&item, FenceReason::Cancelled),
             }
-            self.leases.leave(lease, finished.hold.item().position());
+            self.leases.leave(lease, item.hold.item().position());
         }
-        drop(group);
         if let Some(queue) = for_others {
             // Only a hint: without it the other workers find out by polling.
             drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }
     }
 
-    fn note_applied(&self, finished: &Finished) {
-        let (outcome, reason) = match &finished.settlement.disposition {
-            Disposition::Succeed => (Some(ItemOutcome::Succeeded), ReleaseReason::Settled),
-            Disposition::Fail => (Some(ItemOutcome::Failed), ReleaseReason::Settled),
-            Disposition::Again { ending: AttemptEnding::Unstarted, .. } => {
-                (None, ReleaseReason::DrainUnstarted)
+    fn note_applied(&self, item: &Pending) {
+        let (outcome, reason) = match &item.ending {
+            Ending::Finish(settlement) => match &settlement.disposition {
+                Disposition::Succeed => (Some(ItemOutcome::Succeeded), ReleaseReason::Settled),
+                Disposition::Fail => (Some(ItemOutcome::Failed), ReleaseReason::Settled),
+                Disposition::Again { ending: AttemptEnding::Unstarted, .. } => {
+                    (None, ReleaseReason::DrainUnstarted)
+                }
+                Disposition::Again { ending: AttemptEnding::Interrupted, .. } => {
+                    (None, ReleaseReason::DrainInterrupted)
+                }
+                Disposition::Again { .. } => (None, ReleaseReason::Settled),
+            },
+            Ending::Conclude(Conclusion::Publish(verdict)) => {
+                self.metrics.check_published(&item.queue, VerdictClass::of(verdict.as_ref()));
+                (Some(ItemOutcome::Succeeded), ReleaseReason::Settled)
             }
-            Disposition::Again { ending: AttemptEnding::Interrupted, .. } => {
+            Ending::Stage { .. } | Ending::Conclude(Conclusion::Recheck(_)) => {
                 (None, ReleaseReason::DrainInterrupted)
             }
-            Disposition::Again { .. } => (None, ReleaseReason::Settled),
         };
         if let Some(outcome) = outcome {
-            self.metrics.items_finished(&finished.queue, outcome, 1);
+            self.metrics.items_finished(&item.queue, outcome, 1);
         }
-        self.metrics.lease_released(&finished.queue, reason);
-        trace::lease_released(&finished.span, reason);
+        self.metrics.lease_released(&item.queue, reason);
+        trace::lease_released(&item.span, reason);
     }
 
     /// The attempt publishes nothing (F3): counted, and logged with its token.
-    fn note_lost(&self, finished: &Finished, reason: FenceReason) {
-        let (op, lost) = match (&finished.settlement.disposition, reason) {
-            (_, FenceReason::Cancelled) => (FenceOp::Complete, LostReason::Cancelled),
-            (Disposition::Succeed, _) => (FenceOp::Complete, LostReason::Superseded),
-            (Disposition::Fail, _) => (FenceOp::Fail, LostReason::Superseded),
-            (Disposition::Again { .. }, _) => (FenceOp::Release, LostReason::Superseded),
+    fn note_lost(&self, item: &Pending, reason: FenceReason) {
+        let (op, lost) = match reason {
+            FenceReason::Cancelled => (FenceOp::Complete, LostReason::Cancelled),
+            FenceReason::Token | FenceReason::Expired | FenceReason::Epoch => {
+                (item.fence_op(), LostReason::Superseded)
+            }
         };
         self.metrics.fence_rejected(op, reason);
-        self.metrics.lease_lost(&finished.queue, lost);
-        trace::lease_lost(&finished.span, lost);
-        finished.span.in_scope(|| match reason {
+        self.metrics.lease_lost(&item.queue, lost);
+        trace::lease_lost(&item.span, lost);
+        item.span.in_scope(|| match reason {
             FenceReason::Cancelled => debug!("the batch was cancelled; nothing was published"),
             FenceReason::Token | FenceReason::Expired | FenceReason::Epoch => {
                 warn!("the lease no longer holds the item; nothing was published");
@@ -309,10 +360,10 @@ impl Shared {
         });
     }
 
-    fn let_go(&self, finished: &Finished, reason: LostReason) {
-        self.metrics.lease_lost(&finished.queue, reason);
-        trace::lease_lost(&finished.span, reason);
-        self.leases.leave(finished.hold.lease(), finished.hold.item().position());
+    fn let_go(&self, item: &Pending, reason: LostReason) {
+        self.metrics.lease_lost(&item.queue, reason);
+        trace::lease_lost(&item.span, reason);
+        self.leases.leave(item.hold.lease(), item.hold.item().position());
     }
 
     /// The look after a finish: nothing left means the batch ends.
@@ -328,21 +379,11 @@ impl Shared {
     }
 }
 
-/// Whether the item can run elsewhere at once.
-const fn is_given_back(settlement: &Settlement) -> bool {
-    matches!(
-        settlement.disposition,
-        Disposition::Again { ending: AttemptEnding::Interrupted | AttemptEnding::Unstarted, .. }
-    )
-}
-
-/// The stop reason of an item whose outcome the database refused to store.
-const UNSTORABLE: &str = "unstorable";
-
-/// An outcome that can be stored instead of the one that cannot.
-fn make_unstorable(settlement: &mut Settlement, refused: &FlightError) {
-    settlement.disposition = Disposition::Fail;
-    settlement.result = crate::model::PublishedResult::default();
-    settlement.error = Some(format!("the outcome could not be stored: {refused}"));
-    settlement.stop_reason = UNSTORABLE;
+/// A stage in the words of the other hand-ins: what has moved on is lost to its holder.
+const fn staged(answer: StageAnswer) -> HandInAnswer {
+    match answer {
+        StageAnswer::Staged => HandInAnswer::Applied,
+        StageAnswer::Moved | StageAnswer::Lost => HandInAnswer::Lost,
+        StageAnswer::Cancelled => HandInAnswer::Cancelled,
+    }
 }

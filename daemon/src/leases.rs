@@ -77,8 +77,18 @@ struct Held {
 
 #[derive(Default)]
 struct HeldItem {
-    started: bool,
+    doing: Doing,
     stop: StopSignal,
+}
+
+/// What is being done with an item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Doing {
+    /// Nothing yet: it waits for its execution, or for its check.
+    #[default]
+    Nothing,
+    Executing,
+    Checking,
 }
 
 /// The table of leases held.
@@ -141,7 +151,9 @@ impl Leases {
         let table = self.table();
         self.closed.store(true, Ordering::Relaxed);
         let items = table.values().flat_map(|held| held.items.values());
-        items.filter(|item| !item.started).for_each(|item| item.stop.stop(StopCause::Drained));
+        items
+            .filter(|item| item.doing == Doing::Nothing)
+            .for_each(|item| item.stop.stop(StopCause::Drained));
     }
 
     /// Whether nothing begins any more.
@@ -185,9 +197,32 @@ impl Leases {
     }
 
     /// Whether an item may begin now: it is held, not stopped, and its lease is trusted. Notes that
-    /// it has begun.
+    /// its execution has begun.
     #[must_use]
     pub fn begin(&self, lease: LeaseId, position: Position) -> bool {
+        self.begin_doing(lease, position, Doing::Executing)
+    }
+
+    /// The same for its check.
+    #[must_use]
+    pub fn begin_check(&self, lease: LeaseId, position: Position) -> bool {
+        self.begin_doing(lease, position, Doing::Checking)
+    }
+
+    /// Notes that an execution has ended and its check is to come: to a drain it is an item that has
+    /// not begun.
+    pub fn await_check(&self, lease: LeaseId, position: Position) {
+        let mut table = self.table();
+        let item = table.get_mut(&lease).and_then(|held| held.items.get_mut(&position));
+        if let Some(item) = item {
+            item.doing = Doing::Nothing;
+            if self.closed.load(Ordering::Relaxed) {
+                item.stop.stop(StopCause::Drained);
+            }
+        }
+    }
+
+    fn begin_doing(&self, lease: LeaseId, position: Position, doing: Doing) -> bool {
         let now = self.clock.now();
         let mut table = self.table();
         let Some(held) = table.get_mut(&lease) else { return false };
@@ -196,7 +231,7 @@ impl Leases {
         }
         match held.items.get_mut(&position) {
             Some(item) if !item.stop.token.is_cancelled() => {
-                item.started = true;
+                item.doing = doing;
                 true
             }
             Some(_) | None => false,
@@ -247,7 +282,7 @@ impl Leases {
                 started: held
                     .items
                     .iter()
-                    .filter(|(_, item)| item.started)
+                    .filter(|(_, item)| item.doing == Doing::Executing)
                     .map(|(position, _)| *position)
                     .collect(),
             })
@@ -317,7 +352,9 @@ impl Leases {
     #[must_use]
     pub fn executing(&self) -> usize {
         let table = self.table();
-        table.values().flat_map(|held| held.items.values()).filter(|item| item.started).count()
+        let items = table.values().flat_map(|held| held.items.values());
+        items.filter(|item| item.doing == Doing::Executing)
+            .count()
     }
 
     /// The queue of a lease; none when it is not held.

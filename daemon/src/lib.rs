@@ -24,6 +24,7 @@ pub mod heartbeat;
 pub mod leases;
 pub mod model;
 pub mod reap;
+pub mod recheck;
 pub mod store;
 pub mod submit;
 pub mod supervise;

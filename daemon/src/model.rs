@@ -14,7 +14,7 @@ mod status;
 pub mod verdict;
 mod worker;
 
-pub use batch::{BatchControl, Counts};
+pub use batch::{BatchControl, Counts, VerdictCounts};
 pub use evidence::Evidence;
 pub use history::History;
 pub use hold::Hold;

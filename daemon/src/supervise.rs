@@ -1,5 +1,6 @@
 //! Start order, signals, drain, stop order of a worker.
 
+mod checker;
 mod contexts;
 mod hints;
 mod scratch;
@@ -16,11 +17,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
+pub use self::checker::{Checkers, WorkspaceCheckers};
 pub use self::contexts::{CommandExecutors, Executors};
 
 use self::contexts::Contexts;
-use crate::attempt::{Attempts, Taken};
-use crate::capacity::Slots;
+use crate::attempt::{Attempts, CheckPolicy, Rechecked, Taken};
+use crate::capacity::{CheckSlots, Slots};
 use crate::claim::{ClaimPolicy, Claimer, Granted, Wakeups};
 use crate::clock::{Clock, sleep_until};
 use crate::config::Settings;
@@ -31,8 +33,9 @@ use crate::heartbeat::Heartbeat;
 use crate::leases::{Leases, StopCause};
 use crate::model::{LeaseId, Position, QueueName, WorkerId, WorkerState};
 use crate::reap::{Reaper, SweepPolicy};
+use crate::recheck::{RecheckPolicy, Rechecker, Retaken};
 use crate::store::{
-    Database, DatabaseOptions, ItemInput, ReapPolicy, StoreError, WorkerRow, migrate,
+    Database, DatabaseOptions, ItemInput, ReapPolicy, StagedItem, StoreError, WorkerRow, migrate,
 };
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbPool, SlotKind};
@@ -52,6 +55,9 @@ pub enum StopRequest {
     /// End at once; leases lapse.
     Abort,
 }
+
+/// How long a lost check is left to workers that see the volume of its workspace.
+const FOREIGN_RECHECK: Duration = Duration::from_secs(30);
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +86,8 @@ pub struct WorkerParts {
     pub executors: Arc<dyn Executors>,
     /// Where items have their files.
     pub workspaces: Arc<dyn Workspaces>,
+    /// What checks the items of a batch.
+    pub checkers: Arc<dyn Checkers>,
     /// The queues to serve.
     pub queues: Vec<QueueName>,
 }
@@ -109,6 +117,7 @@ pub struct Worker {
     id: WorkerId,
     leases: Arc<Leases>,
     slots: Slots,
+    checks: CheckSlots,
     wakeups: Arc<Wakeups>,
     attempts: Arc<Attempts>,
     finisher: Finisher,
@@ -131,6 +140,11 @@ impl Worker {
         let leases = Arc::new(Leases::new(Arc::clone(&parts.clock), settings.lease.trust()));
         let slots = Slots::new(usize::from(settings.worker.execution_slots));
         let wakeups = Arc::new(Wakeups::default());
+        let checks = CheckSlots::new(
+            usize::from(settings.worker.check_slots),
+            usize::try_from(settings.worker.check_backlog).unwrap_or(usize::MAX),
+            Arc::clone(&wakeups.settled),
+        );
         let finishing = TaskTracker::new();
         let fault = Fault::default();
         let finisher = Finisher::new(
@@ -153,6 +167,7 @@ impl Worker {
             Arc::clone(&parts.clock),
             Arc::clone(&leases),
             slots.clone(),
+            CheckPolicy { slots: checks.clone(), timeout: settings.worker.check_timeout },
             Arc::clone(&parts.metrics),
             finisher.clone(),
         ));
@@ -170,6 +185,7 @@ impl Worker {
         let contexts = Arc::new(Contexts::new(
             parts.database.clone(),
             Arc::clone(&parts.executors),
+            Arc::clone(&parts.checkers),
             Arc::clone(&parts.workspaces),
             &settings,
         ));
@@ -178,6 +194,7 @@ impl Worker {
             id,
             leases,
             slots,
+            checks,
             wakeups,
             attempts,
             finisher,
@@ -258,10 +275,17 @@ impl Worker {
 
     /// Gauges that describe this worker are read at every scrape.
     fn watch_gauges(&self) {
-        let (slots, database) = (self.slots.clone(), self.parts.database.clone());
+        let (slots, checks) = (self.slots.clone(), self.checks.clone());
+        let database = self.parts.database.clone();
         self.parts.metrics.at_scrape(move |metrics| {
-            let idle = slots.free();
-            metrics.slots(SlotKind::Execution, slots.total() - idle, idle);
+            for (kind, slots) in
+                [(SlotKind::Execution, &slots), (SlotKind::Check, checks.slots())]
+            {
+                let idle = slots.free();
+                metrics.slots(kind, slots.total() - idle, idle);
+            }
+            let running = checks.slots().total() - checks.slots().free();
+            metrics.checks_pending(checks.pending().saturating_sub(running), running);
             let (size, available, waiting) = database.pool_status();
             metrics.db_pool(
                 DbPool::Main,
@@ -303,6 +327,9 @@ impl Worker {
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         let claims = async move { worker.claim(&stop).await };
         self.running.spawn(self.fault.clone().watch("claim", claims));
+        let (worker, stop) = (Arc::clone(self), claiming.clone());
+        let rechecks = async move { worker.retake(&stop).await };
+        self.running.spawn(self.fault.clone().watch("recheck", rechecks));
     }
 
     async fn claim(self: &Arc<Self>, stop: &CancellationToken) {
@@ -326,8 +353,8 @@ impl Worker {
                 notified_poll_interval: settings.worker.notified_poll_interval,
             },
         );
-        let may_claim =
-            || self.heartbeat.is_healthy() && self.parts.health.state() == WorkerState::Running;
+        // A full backlog of checks holds back what would make it longer.
+        let may_claim = || self.may_claim() && !self.checks.is_full();
         let granted = |granted: Granted| {
             let worker = Arc::clone(self);
             let begins = async move { worker.begin(granted).await };
@@ -337,14 +364,65 @@ impl Worker {
         claimer.run(stop, may_claim, granted, lost).await;
     }
 
+    fn may_claim(&self) -> bool {
+        self.heartbeat.is_healthy() && self.parts.health.state() == WorkerState::Running
+    }
+
+    /// Takes lost checks, also while the backlog is full: they are part of none.
+    async fn retake(self: &Arc<Self>, stop: &CancellationToken) {
+        let settings = &self.parts.settings;
+        let rechecker = Rechecker {
+            database: self.parts.database.clone(),
+            clock: Arc::clone(&self.parts.clock),
+            leases: Arc::clone(&self.leases),
+            slots: self.checks.clone(),
+            metrics: Arc::clone(&self.parts.metrics),
+            workspaces: Arc::clone(&self.parts.workspaces),
+            worker: self.id,
+            queues: self.parts.queues.iter().map(ToString::to_string).collect(),
+            policy: RecheckPolicy {
+                ttl: settings.lease.ttl,
+                poll_interval: settings.worker.poll_interval,
+                foreign: FOREIGN_RECHECK,
+            },
+        };
+        let retaken = |retaken: Retaken| {
+            let worker = Arc::clone(self);
+            self.running.spawn(async move { worker.check_again(retaken).await });
+        };
+        let lost = |batch, lease| self.heartbeat.claim_was_lost(batch, lease);
+        rechecker.run(stop, || self.may_claim(), retaken, lost).await;
+    }
+
+    /// Reads what is stored of lost checks and starts each again.
+    async fn check_again(self: Arc<Self>, retaken: Retaken) {
+        let positions: Vec<Position> =
+            retaken.items.iter().map(|(hold, _)| hold.item().position()).collect();
+        let lease = retaken.items.first().map(|(hold, _)| hold.lease());
+        let database = &self.parts.database;
+        let (context, mut staged) = tokio::join!(
+            self.contexts.get(retaken.batch, &retaken.queue),
+            self.read_held(lease, &positions, || database.staged_items(retaken.batch, &positions)),
+        );
+        for (hold, slot) in retaken.items {
+            let found = staged.iter().position(|item| item.position == hold.item().position());
+            let staged: Option<StagedItem> = found.map(|index| staged.swap_remove(index));
+            let attempts = Arc::clone(&self.attempts);
+            let (context, claim) = (Arc::clone(&context), retaken.claim.clone());
+            let rechecked = Rechecked { hold, slot, staged };
+            self.running.spawn(async move { attempts.recheck(&context, claim, rechecked).await });
+        }
+    }
+
     /// Reads what was claimed and starts an attempt of each.
     async fn begin(self: Arc<Self>, granted: Granted) {
         let positions: Vec<Position> =
             granted.items.iter().map(|(hold, _)| hold.item().position()).collect();
         let lease = granted.items.first().map(|(hold, _)| hold.lease());
-        let (context, mut inputs) = tokio::join!(
+        let database = &self.parts.database;
+        let (context, mut inputs): (_, Vec<ItemInput>) = tokio::join!(
             self.contexts.get(granted.batch, &granted.queue),
-            self.read_inputs(&granted, &positions, lease),
+            self.read_held(lease, &positions, || database.item_inputs(granted.batch, &positions)),
         );
         for (hold, slot) in granted.items {
             let position = hold.item().position();
@@ -361,22 +439,22 @@ impl Worker {
         }
     }
 
-    /// Inputs of claimed items. While the database does not answer it is asked again, until they
-    /// are told to stop; items without an input are given back unstarted.
-    async fn read_inputs(
+    /// Reads something of items that are held. While the database does not answer it is asked
+    /// again, until they are told to stop; items of which nothing is read are given back.
+    async fn read_held<T, F: Future<Output = Result<Vec<T>, StoreError>>>(
         &self,
-        granted: &Granted,
-        positions: &[Position],
         lease: Option<LeaseId>,
-    ) -> Vec<ItemInput> {
+        positions: &[Position],
+        read: impl Fn() -> F,
+    ) -> Vec<T> {
         let Some(lease) = lease else { return Vec::new() };
         let stop = self.leases.stop_signal(lease, positions[0]);
         while !stop.token().is_cancelled() {
-            match self.parts.database.item_inputs(granted.batch, positions).await {
-                Ok(inputs) => return inputs,
+            match read().await {
+                Ok(items) => return items,
                 Err(failed) => {
                     self.parts.metrics.db_error(failed.class());
-                    debug!(batch = %granted.batch, error = %failed, "inputs could not be read");
+                    debug!(%lease, error = %failed, "claimed items could not be read");
                 }
             }
             tokio::select! {

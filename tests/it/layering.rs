@@ -28,6 +28,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("finish", &["store", "capacity", "fault", "leases"]),
     ("attempt", &["store", "capacity", "leases", "execute", "check", "finish", "heartbeat"]),
     ("reap", &["store"]),
+    ("recheck", &["store", "capacity", "leases", "workspace"]),
     ("export", &["store"]),
     (
         "supervise",
@@ -43,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "finish",
             "attempt",
             "reap",
+            "recheck",
             "check",
             "workspace",
         ],

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use std::time::Duration;
+
 use clap::Args;
 use futures::StreamExt;
 use signal_hook_tokio::Signals;
@@ -38,7 +40,10 @@ pub(super) fn block_on<T>(
         .enable_all()
         .build()
         .map_err(|error| CliError::new(Exit::Internal, format!("start the runtime: {error}")))?;
-    runtime.block_on(command)
+    let done = runtime.block_on(command);
+    // A read that its file system never answers ends with the process.
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    done
 }
 
 /// The database of a client command, its schema checked.

@@ -16,7 +16,7 @@ use super::context::{Interrupt, OneBatch, block_on, connect, load_settings};
 use super::exit::{CliError, Exit};
 use super::output::{count, output_error, print_json, print_line, progress_bar, remark};
 use crate::export::{ENDED, Export};
-use crate::model::ItemStatus;
+use crate::model::{ItemStatus, VerdictClass};
 use crate::store::BatchRow;
 
 /// Write the ended items of a batch as JSON lines, in the order of their positions.
@@ -37,6 +37,7 @@ it cannot be written, 75 when the database is gone, 141 when the reader went awa
 Examples:
   holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --output results.jsonl
   holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --status failed | jq -r .error
+  holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --verdict fails --verdict unverified
   holdfast export 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 | gzip > results.jsonl.gz"
 )]
 pub(super) struct ExportArguments {
@@ -48,6 +49,9 @@ pub(super) struct ExportArguments {
     /// In this status only: succeeded, failed or cancelled; repeat it for more.
     #[arg(long = "status", value_name = "STATUS", value_parser = parse_status)]
     statuses: Vec<ItemStatus>,
+    /// With a verdict of this class only: holds, fails, unverified or none; repeat it for more.
+    #[arg(long = "verdict", value_name = "CLASS")]
+    verdicts: Vec<VerdictClass>,
 }
 
 fn parse_status(text: &str) -> Result<ItemStatus, String> {
@@ -64,7 +68,9 @@ pub(super) fn run(global: &Global, arguments: &ExportArguments) -> Result<Exit, 
         let batch = arguments.batch.find(&database).await?;
         let all = arguments.statuses.is_empty();
         let statuses = if all { &ENDED } else { arguments.statuses.as_slice() };
-        let mut export = Export::new(database, &batch, statuses);
+        let any = arguments.verdicts.is_empty();
+        let verdicts = if any { &VerdictClass::ALL } else { arguments.verdicts.as_slice() };
+        let mut export = Export::new(database, &batch, statuses, verdicts);
         let bar = progress_bar(
             global.json || arguments.output.is_none(),
             Some(u64::from(batch.item_count.unsigned_abs())),
@@ -87,7 +93,7 @@ fn report(
     batch: &BatchRow,
     export: &Export,
 ) -> Result<Exit, CliError> {
-    let unfinished = if arguments.statuses.is_empty() {
+    let unfinished = if arguments.statuses.is_empty() && arguments.verdicts.is_empty() {
         batch.item_count - export.written()
     } else {
         batch.counts.unfinished()

@@ -11,7 +11,8 @@ use super::output::{
     NOTHING, brief, or_dash, pairs, plain, print_json, print_text, remark, table, time,
 };
 use crate::export::ENDED;
-use crate::model::{ItemStatus, Position};
+use crate::model::verdict::one_line;
+use crate::model::{ItemStatus, Position, VerdictClass};
 use crate::store::{AttemptRow, BatchRow, Database, ExportRange, ExportRow, ItemRow};
 
 /// List items of a batch in the order of their positions, each with its status.
@@ -22,6 +23,7 @@ With --json one object a line.
 Examples:
   holdfast items 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11
   holdfast items 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --status failed --limit 200
+  holdfast items 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --verdict fails
   holdfast items 0194b2c8-7d1e-7c3a-9a53-0d6f5f3f2a11 --from 1000 --json")]
 pub(super) struct ItemsArguments {
     #[command(flatten)]
@@ -30,6 +32,9 @@ pub(super) struct ItemsArguments {
     /// cancelled.
     #[arg(long, value_name = "STATUS")]
     status: Option<ItemStatus>,
+    /// With a verdict of this class only: holds, fails, unverified or none.
+    #[arg(long, value_name = "CLASS")]
+    verdict: Option<VerdictClass>,
     /// From this position on.
     #[arg(long, value_name = "POSITION", default_value_t = 0,
         value_parser = clap::value_parser!(i32).range(0..))]
@@ -45,37 +50,69 @@ pub(super) fn run_items(global: &Global, arguments: &ItemsArguments) -> Result<E
     block_on(async {
         let database = connect(&settings).await?;
         let batch = arguments.batch.find(&database).await?;
-        let from = Position::new(arguments.from.min(batch.item_count));
-        let items = database.items(batch.id, arguments.status, from, arguments.limit).await?;
+        let mut from = arguments.from.min(batch.item_count);
+        let mut left = arguments.limit;
+        let mut rows = Vec::new();
+        // Criteria and verdicts may be long: a part at a time.
+        while left > 0 {
+            let part = left.min(PART);
+            let items = part_of(&database, &batch, arguments, from, part).await?;
+            let count = i32::try_from(items.len()).unwrap_or(i32::MAX);
+            if global.json {
+                items.iter().try_for_each(print_json)?;
+            } else {
+                rows.extend(items.iter().map(row));
+            }
+            from = items.last().map_or(batch.item_count, |last| last.position.get() + 1);
+            left -= count;
+            if count < part {
+                break;
+            }
+        }
         if global.json {
-            items.iter().try_for_each(print_json)?;
             return Ok(Exit::Done);
         }
-        print_text(&list(&items))?;
-        let next = items.last().map_or(batch.item_count, |last| last.position.get() + 1);
-        let full = i32::try_from(items.len()).is_ok_and(|listed| listed == arguments.limit);
-        if full && next < batch.item_count {
-            remark(&format!("there may be more: --from {next}"));
+        let header = ["position", "status", "attempt", "verdict", "time", "key", "error"];
+        print_text(&table(header, &rows))?;
+        if left == 0 && from < batch.item_count {
+            remark(&format!("there may be more: --from {from}"));
         }
         Ok(Exit::Done)
     })
 }
 
-fn list(items: &[ItemRow]) -> String {
-    let rows: Vec<[String; 6]> = items
-        .iter()
-        .map(|item| {
-            [
-                item.position.to_string(),
-                item.status.to_string(),
-                or_dash(item.attempt.map(|attempt| attempt.to_string())),
-                or_dash(item.finished_at.or(item.started_at).or(item.ready_at).map(time)),
-                brief(&item.key, 60),
-                brief(item.error.as_deref().unwrap_or(NOTHING), 100),
-            ]
-        })
-        .collect();
-    table(["position", "status", "attempt", "time", "key", "error"], &rows)
+/// Items read at a time.
+const PART: i32 = 200;
+
+async fn part_of(
+    database: &Database,
+    batch: &BatchRow,
+    arguments: &ItemsArguments,
+    from: i32,
+    limit: i32,
+) -> Result<Vec<ItemRow>, CliError> {
+    let (from, status) = (Position::new(from), arguments.status);
+    Ok(match arguments.verdict {
+        None => database.items(batch.id, status, from, limit).await?,
+        Some(class) => database.items_with_verdict(batch.id, class, status, from, limit).await?,
+    })
+}
+
+/// The word for an item's verdict, where it has one.
+fn verdict_of(item: &ItemRow) -> String {
+    or_dash(item.acceptance_verdict.as_ref().map(|verdict| verdict.class().to_string()))
+}
+
+fn row(item: &ItemRow) -> [String; 7] {
+    [
+        item.position.to_string(),
+        item.status.to_string(),
+        or_dash(item.attempt.map(|attempt| attempt.to_string())),
+        verdict_of(item),
+        or_dash(item.finished_at.or(item.started_at).or(item.ready_at).map(time)),
+        brief(&item.key, 60),
+        brief(item.error.as_deref().unwrap_or(NOTHING), 100),
+    ]
 }
 
 /// Show one item: its input, its result, and every attempt.
@@ -151,6 +188,7 @@ async fn read(database: &Database, batch: &BatchRow, position: Position) -> Resu
         batch: batch.id,
         cancelled: batch.is_cancelled(),
         statuses: ENDED.to_vec(),
+        verdicts: VerdictClass::ALL.to_vec(),
         from: position,
         positions: 1,
         bytes: 1,
@@ -165,7 +203,6 @@ struct ItemDocument {
     #[serde(flatten)]
     row: ItemRow,
     input: Box<RawValue>,
-    acceptance_criteria: Option<Box<RawValue>>,
     result: Option<Box<RawValue>>,
     result_truncated: bool,
     result_size: i64,
@@ -175,19 +212,13 @@ struct ItemDocument {
 
 fn document(item: Item) -> Result<ItemDocument, CliError> {
     let Item { row, input_json, outcome, attempts } = item;
-    let (criteria, result, result_truncated, result_size) = match outcome {
-        Some(outcome) => (
-            outcome.criteria_json,
-            outcome.result_json,
-            outcome.result_truncated,
-            outcome.result_size,
-        ),
-        None => (None, None, false, 0),
+    let (result, result_truncated, result_size) = match outcome {
+        Some(outcome) => (outcome.result_json, outcome.result_truncated, outcome.result_size),
+        None => (None, false, 0),
     };
     Ok(ItemDocument {
         row,
         input: verbatim(input_json)?,
-        acceptance_criteria: criteria.map(verbatim).transpose()?,
         result: result.map(verbatim).transpose()?,
         result_truncated,
         result_size,
@@ -225,6 +256,14 @@ fn describe(item: &Item, preview_chars: usize) -> String {
         ("result", or_dash(result.map(|json| brief(json, preview_chars)))),
         ("result size", or_dash(size)),
     ]);
+    if let Some(verdict) = &row.acceptance_verdict {
+        // One leaf is one line, whatever its criterion holds.
+        text.push_str(&format!("\n{verdict}\n"));
+    } else if let Some(criteria) = &row.acceptance_criteria {
+        text.push_str("\nacceptance criteria, without a verdict:\n");
+        let texts: Vec<String> = serde_json::from_str(criteria.get()).unwrap_or_default();
+        texts.iter().for_each(|text_of| text.push_str(&format!("- {}\n", one_line(text_of))));
+    }
     if !attempts.is_empty() {
         text.push_str("\nattempts that did not end it:\n");
         text.push_str(&list_attempts(attempts));

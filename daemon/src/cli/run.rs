@@ -24,11 +24,11 @@ use crate::config::{CommandSpec, QueueSpec, Settings};
 use crate::embedded::{self, DataDir};
 use crate::export::{ENDED, Export};
 use crate::health::{HealthLimits, HealthState};
-use crate::model::QueueName;
+use crate::model::{QueueName, VerdictClass};
 use crate::store::{BatchRow, Database, StoreError, migrate};
 use crate::submit::{Form, NewBatch, Submission};
 use crate::supervise::signals::StopSignals;
-use crate::supervise::{Ended, StopRequest, Worker, WorkerParts};
+use crate::supervise::{Ended, StopRequest, Worker, WorkerParts, WorkspaceCheckers};
 use crate::telemetry::{BuildInfo, Metrics};
 
 /// The one queue of a private database.
@@ -202,7 +202,7 @@ async fn all(
         });
         return Ok(Exit::Interrupted);
     };
-    let mut results = Export::new(database, &ended, &ENDED);
+    let mut results = Export::new(database, &ended, &ENDED, &VerdictClass::ALL);
     match &arguments.output {
         None => export::to_stdout(&mut results).await?,
         Some(file) => export::to_file(&mut results, file, &ProgressBar::hidden()).await?,
@@ -238,6 +238,7 @@ fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliEr
         health: Arc::new(HealthState::new(Arc::clone(&clock), limits)),
         executors: Arc::new(executors(settings, &clock)?),
         workspaces: workspaces(settings)?,
+        checkers: Arc::new(WorkspaceCheckers),
         queues: vec![queue],
     }))
 }

@@ -8,7 +8,7 @@ use super::exit::{CliError, Exit};
 use super::output::{
     NOTHING, brief, count, or_dash, pairs, plain, print_json, print_text, remark, table, time,
 };
-use crate::model::{BatchId, Counts, QueueName};
+use crate::model::{BatchId, Counts, QueueName, VerdictCounts};
 use crate::store::{BatchFilter, BatchRow};
 
 /// Show one batch: its parameters, its state, and how many items are where.
@@ -44,6 +44,7 @@ fn describe(batch: &BatchRow) -> String {
         ("batch", batch.id.to_string()),
         ("state", batch.state.clone()),
         ("items", describe_counts(&batch.counts, batch.item_count)),
+        ("verdicts", describe_verdicts(&batch.verdicts)),
         ("queue", batch.queue.clone()),
         ("owner", plain(&batch.owner).into_owned()),
         ("title", text(&batch.title)),
@@ -52,6 +53,7 @@ fn describe(batch: &BatchRow) -> String {
         ("priority", batch.priority.to_string()),
         ("max running", batch.max_running.map_or_else(unlimited, count)),
         ("max live", count(batch.max_live)),
+        ("max checking", count(batch.max_checking)),
         ("max attempts", count(batch.max_attempts)),
         ("not before", or_dash(batch.not_before.map(time))),
         ("submitted", time(batch.created_at)),
@@ -76,6 +78,21 @@ fn describe_counts(counts: &Counts, total: i32) -> String {
         .map(|(number, name)| format!("{} {name}", count(number)))
         .collect();
     format!("{}: {}", count(total), parts.join(", "))
+}
+
+/// The counts that are not zero; items without a verdict are in none.
+fn describe_verdicts(counts: &VerdictCounts) -> String {
+    let named = [
+        (counts.holds, "hold"),
+        (counts.fails, "fail"),
+        (counts.unverified, "UNVERIFIED"),
+    ];
+    let parts: Vec<String> = named
+        .into_iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, name)| format!("{} {name}", count(number)))
+        .collect();
+    if parts.is_empty() { NOTHING.to_owned() } else { parts.join(", ") }
 }
 
 /// List batches, newest first.
@@ -132,7 +149,7 @@ pub(super) fn run_batches(global: &Global, arguments: &BatchesArguments) -> Resu
 }
 
 fn list(batches: &[BatchRow]) -> String {
-    let rows: Vec<[String; 9]> = batches
+    let rows: Vec<[String; 10]> = batches
         .iter()
         .map(|batch| {
             let title = batch.title.as_deref().unwrap_or(NOTHING);
@@ -144,19 +161,31 @@ fn list(batches: &[BatchRow]) -> String {
                 count(batch.item_count),
                 count(batch.item_count - batch.counts.unfinished()),
                 count(batch.counts.failed),
+                describe_verdicts(&batch.verdicts),
                 time(batch.created_at),
                 brief(title, 60),
             ]
         })
         .collect();
-    let header =
-        ["batch", "state", "queue", "owner", "items", "ended", "failed", "submitted", "title"];
-    table(header, &rows)
+    table(
+        [
+            "batch", "state", "queue", "owner", "items", "ended", "failed", "verdicts",
+            "submitted", "title",
+        ],
+        &rows,
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn verdicts_are_counted_apart() {
+        let counts = VerdictCounts { holds: 2, fails: 0, unverified: 1 };
+        assert_eq!(describe_verdicts(&counts), "2 hold, 1 UNVERIFIED");
+        assert_eq!(describe_verdicts(&VerdictCounts::default()), "-");
+    }
 
     #[test]
     fn only_counts_that_say_something_are_shown() {

@@ -18,7 +18,7 @@ use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::store::{Database, migrate};
 use crate::supervise::signals::StopSignals;
 use crate::supervise::{
-    CommandExecutors, Ended, StopRequest, Worker, WorkerParts, database_options,
+    CommandExecutors, Ended, StopRequest, Worker, WorkerParts, WorkspaceCheckers, database_options,
 };
 use crate::telemetry::{self, BuildInfo, LogSettings, Metrics, TraceSettings};
 use crate::workspace::{LocalWorkspaces, Workspaces};
@@ -110,6 +110,7 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         health: Arc::clone(&health),
         executors: Arc::new(executors),
         workspaces: workspaces(&settings)?,
+        checkers: Arc::new(WorkspaceCheckers),
         queues,
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;

@@ -69,6 +69,7 @@ impl Ranges<'_, '_> {
         self.time("drain.interactive_grace", drain.interactive_grace, ZERO..=DAY);
         self.time("drain.release", drain.release, 100 * MS..=5 * MIN);
         self.time("drain.slack", drain.slack, ZERO..=10 * MIN);
+        self.time("worker.check_timeout", worker.check_timeout, S..=H);
         self.time("reap.sweep_interval", reap.sweep_interval, 50 * MS..=MIN);
         self.time("reap.full_sweep_max", reap.full_sweep_max, 50 * MS..=MIN);
         self.time("workspace.retention", workspace.retention, ZERO..=365 * DAY);
@@ -80,6 +81,7 @@ impl Ranges<'_, '_> {
         self.number("database.pool_size", database.pool_size, 2..=1000);
         self.number("worker.execution_slots", worker.execution_slots, 1..=4096);
         self.number("worker.check_slots", worker.check_slots, 1..=4096);
+        self.number("worker.check_backlog", worker.check_backlog, 0..=100_000);
         self.number("worker.claim_max", worker.claim_max, 1..=256);
         self.number("claim.candidates", claim.candidates, 1..=1000);
         self.number("finish.group_items", finish.group_items, 1..=256);

@@ -111,6 +111,13 @@ pub struct Worker {
     pub execution_slots: u16,
     /// Checks run at once. 1 to 4096, default 4. Key: `worker.check_slots`.
     pub check_slots: u16,
+    /// Items that may wait for a check slot before nothing more is claimed. 0 to 100,000,
+    /// default 64. Key: `worker.check_backlog`.
+    pub check_backlog: u32,
+    /// How long one check may take before its item ends without a verdict. 1 s to 1 h, default
+    /// 1 min. Key: `worker.check_timeout`.
+    #[serde(with = "units::duration")]
+    pub check_timeout: Duration,
     /// How often an idle worker looks for work. 10 ms to 1 min, default 1 s.
     /// Key: `worker.poll_interval`.
     #[serde(with = "units::duration")]

@@ -64,3 +64,14 @@ impl Counts {
         self.fresh + self.waiting + self.executing + self.checking
     }
 }
+
+/// How many succeeded items of a batch have a verdict of each class; the others have none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerdictCounts {
+    /// Every criterion was checked and holds.
+    pub holds: i32,
+    /// At least one checked criterion does not hold.
+    pub fails: i32,
+    /// None failed, at least one was not checked.
+    pub unverified: i32,
+}

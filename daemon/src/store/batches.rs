@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
-use crate::model::{BatchId, Counts, Principal};
+use crate::model::{BatchId, Counts, VerdictCounts, Principal};
 
 /// A batch worth claiming from, as ranked by the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,8 +74,12 @@ pub struct BatchRow {
     pub max_live: i32,
     /// Charged attempts after which an item fails.
     pub max_attempts: i32,
+    /// How many items may be under check before claims are held back.
+    pub max_checking: i32,
     /// How many items are where.
     pub counts: Counts,
+    /// How many of them have which verdict; no part of their progress.
+    pub verdicts: VerdictCounts,
     /// Nothing is claimed before it.
     #[serde(with = "time::serde::rfc3339::option")]
     pub not_before: Option<OffsetDateTime>,
@@ -252,6 +256,12 @@ fn batch_row(row: &Row) -> BatchRow {
             succeeded: row.get("succeeded"),
             failed: row.get("failed"),
             cancelled: row.get("cancelled"),
+        },
+        max_checking: row.get("max_checking"),
+        verdicts: VerdictCounts {
+            holds: row.get("verdict_holds"),
+            fails: row.get("verdict_fails"),
+            unverified: row.get("verdict_unverified"),
         },
         not_before: row.get("not_before"),
         created_at: row.get("created_at"),

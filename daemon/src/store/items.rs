@@ -1,13 +1,16 @@
 //! Items, as they are executed, shown and exported.
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use time::OffsetDateTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
+use tracing::debug;
 
 use super::{Database, StoreError, statements};
 use crate::model::{
-    BatchId, FencingToken, History, Hold, ItemRef, ItemStatus, LeaseId, Position, WorkerId,
+    BatchId, FencingToken, History, Hold, ItemRef, ItemStatus, LeaseId, Position, Verdict,
+    VerdictClass, WorkerId,
 };
 
 /// What an execution needs of an item.
@@ -53,6 +56,10 @@ pub struct ItemRow {
     pub error: Option<String>,
     /// The named reason it ended.
     pub stop_reason: Option<String>,
+    /// Its acceptance criteria, as they are stored.
+    pub acceptance_criteria: Option<Box<RawValue>>,
+    /// What its check found; none also where what is stored is no verdict.
+    pub acceptance_verdict: Option<Verdict>,
 }
 
 /// An attempt of an item that did not end in its outcome, as shown.
@@ -93,6 +100,8 @@ pub struct ExportRange {
     pub cancelled: bool,
     /// Of these statuses; only the three last ones of [`ItemStatus::ALL`] occur.
     pub statuses: Vec<ItemStatus>,
+    /// With verdicts of these classes; [`VerdictClass::None`] for those without one.
+    pub verdicts: Vec<VerdictClass>,
     /// From this position on.
     pub from: Position,
     /// Over this many positions, at most.
@@ -137,6 +146,8 @@ pub struct ExportRow {
     pub started_at: Option<OffsetDateTime>,
     /// When it ended.
     pub finished_at: Option<OffsetDateTime>,
+    /// What its check found; none also where what is stored is no verdict.
+    pub verdict: Option<Verdict>,
 }
 
 impl Database {
@@ -224,6 +235,44 @@ impl Database {
         Ok(rows.iter().map(item_row).collect())
     }
 
+    /// A page of items whose verdict is of one class, in position order; of one status or of all.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn items_with_verdict(
+        &self,
+        batch: BatchId,
+        class: VerdictClass,
+        status: Option<ItemStatus>,
+        from: Position,
+        limit: i32,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        let succeeded = status == Some(ItemStatus::Succeeded);
+        if status.is_some() && !succeeded {
+            // Nothing else has a verdict.
+            return match class {
+                VerdictClass::None => self.items(batch, status, from, limit).await,
+                VerdictClass::Holds | VerdictClass::Fails | VerdictClass::Unverified => {
+                    Ok(Vec::new())
+                }
+            };
+        }
+        let class = (class != VerdictClass::None).then(|| class.as_str());
+        let rows = self
+            .query(
+                statements::ITEMS_PAGE_VERDICT,
+                &[
+                    (&batch.uuid(), Type::UUID),
+                    (&from.get(), Type::INT4),
+                    (&limit, Type::INT4),
+                    (&class, Type::TEXT),
+                    (&succeeded, Type::BOOL),
+                ],
+            )
+            .await?;
+        Ok(rows.iter().map(item_row).collect())
+    }
+
     /// Where the item of a key is.
     ///
     /// # Errors
@@ -263,6 +312,7 @@ impl Database {
     /// See [`StoreError`].
     pub async fn export_page(&self, range: &ExportRange) -> Result<ExportPage, StoreError> {
         let statuses: Vec<&str> = range.statuses.iter().map(|status| status.as_str()).collect();
+        let verdicts: Vec<&str> = range.verdicts.iter().map(|class| class.as_str()).collect();
         let without_outcome = range.cancelled.then_some(ItemStatus::Cancelled.as_str());
         let from = range.from.get();
         let positions = range.positions.min(i32::MAX - from);
@@ -276,6 +326,7 @@ impl Database {
                     (&range.bytes, Type::INT8),
                     (&statuses, Type::TEXT_ARRAY),
                     (&without_outcome, Type::TEXT),
+                    (&verdicts, Type::TEXT_ARRAY),
                 ],
             )
             .await?;
@@ -304,6 +355,19 @@ fn export_row(row: &Row) -> ExportRow {
         stop_reason: row.get(9),
         started_at: row.get(10),
         finished_at: row.get(11),
+        verdict: row.get::<_, Option<&str>>(13).and_then(read_verdict),
+    }
+}
+
+/// A stored verdict. What is none must not keep its item from being shown.
+fn read_verdict(json: &str) -> Option<Verdict> {
+    let value = serde_json::from_str(json).ok()?;
+    match Verdict::from_json(&value) {
+        Ok(verdict) => Some(verdict),
+        Err(invalid) => {
+            debug!(error = %invalid, "a stored verdict is not shown");
+            None
+        }
     }
 }
 
@@ -341,5 +405,9 @@ fn item_row(row: &Row) -> ItemRow {
         finished_at: row.get("finished_at"),
         error: row.get("error"),
         stop_reason: row.get("stop_reason"),
+        acceptance_criteria: row
+            .get::<_, Option<String>>("criteria_json")
+            .and_then(|json| RawValue::from_string(json).ok()),
+        acceptance_verdict: row.get::<_, Option<&str>>("verdict_json").and_then(read_verdict),
     }
 }

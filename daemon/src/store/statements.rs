@@ -57,7 +57,7 @@ statements! {
     EXHAUSTED_BATCHES = "exhausted_batches";
     /// Batches with a lease past its expiry, whatever its worker does (full sweep).
     EXPIRED_BATCHES = "expired_batches";
-    /// Ended items of some statuses over a range of positions, with their outcomes; as many as fit, at least one.
+    /// Ended items of some statuses and verdict classes over a range of positions, with their outcomes; as many as fit, at least one.
     EXPORT_PAGE = "export_page";
     /// A new batch's first counts.
     FIRST_PROGRESS = "first_progress";
@@ -71,7 +71,7 @@ statements! {
     ITEM_INPUTS = "item_inputs";
     /// Seconds until an item or a batch of some queues that waits for its time may be claimed.
     NEXT_DUE = "next_due";
-    /// A page of items from a position on, each with its derived status.
+    /// A page of items from a position on, each with its derived status, its criteria and its verdict.
     ITEMS_PAGE = "items_page";
     /// A page of items of one status from a position on.
     ITEMS_PAGE_STATUS = "items_page_status";
@@ -83,6 +83,8 @@ statements! {
     LEFTOVER_BATCHES = "leftover_batches";
     /// Workers that have not ended, oldest first.
     LIVE_WORKERS = "live_workers";
+    /// A page of items whose verdict is of one class, or that have none, from a position on.
+    ITEMS_PAGE_VERDICT = "items_page_verdict";
     /// Where the item of a key is.
     POSITION_OF_KEY = "position_of_key";
     /// Deltas that a committed progress row has folded in, of batches that are at work, in chunks.

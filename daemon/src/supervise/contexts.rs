@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::checker::Checkers;
 use super::scratch::ScratchRoot;
 use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
@@ -40,6 +41,7 @@ const KEPT: usize = 1024;
 pub(super) struct Contexts {
     database: Database,
     executors: Arc<dyn Executors>,
+    checkers: Arc<dyn Checkers>,
     workspaces: Arc<dyn Workspaces>,
     access: Arc<Access>,
     retry: Retry,
@@ -50,12 +52,14 @@ impl Contexts {
     pub(super) fn new(
         database: Database,
         executors: Arc<dyn Executors>,
+        checkers: Arc<dyn Checkers>,
         workspaces: Arc<dyn Workspaces>,
         settings: &Settings,
     ) -> Self {
         Self {
             database,
             executors,
+            checkers,
             workspaces,
             access: Arc::new(settings.access.clone()),
             retry: settings.retry.clone(),
@@ -104,6 +108,7 @@ impl Contexts {
         BatchContext {
             queue: queue.clone(),
             executor,
+            checker: Some(self.checkers.checker(&gate)),
             timeout,
             retry: self.policy(work.max_attempts),
             submitted: work.traceparent.as_deref().and_then(|text| text.parse().ok()),
@@ -114,6 +119,7 @@ impl Contexts {
         Arc::new(BatchContext {
             queue: queue.clone(),
             executor: Arc::new(Unrunnable(reason)),
+            checker: None,
             timeout: Duration::ZERO,
             retry: self.policy(u16::MAX),
             submitted: None,

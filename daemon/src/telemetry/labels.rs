@@ -227,6 +227,24 @@ label! {
     }
 }
 label! {
+    /// Why a check gave no verdict.
+    CheckErrorReason {
+        /// It did not end in time.
+        Timeout = "timeout",
+        /// It failed, or what it needs cannot be read.
+        Internal = "internal",
+    }
+}
+label! {
+    /// Where an item in the care of the checks is.
+    CheckState {
+        /// It waits for a slot, or for its result to be stored.
+        Waiting = "waiting",
+        /// It is checked.
+        Running = "running",
+    }
+}
+label! {
     /// A pool of database connections.
     DbPool {
         /// Claims, finishes, sweeps.

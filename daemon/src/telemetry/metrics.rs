@@ -14,14 +14,15 @@ use prometheus::{IntGaugeVec, Registry, TextEncoder};
 use time::OffsetDateTime;
 
 use self::families::Families;
-use self::groups::{Claiming, Database, Execution, Leases, Recovery};
+use self::groups::{Checks, Claiming, Database, Execution, Leases, Recovery};
 use super::labels::{
-    ClaimOutcome, ConnectionState, DbErrorClass, DbPool, ExecutionOutcome, FenceOp, FenceReason,
+    CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
+    ExecutionOutcome, FenceOp, FenceReason,
     ItemOutcome, LostReason, ReaperOutcome, RecoveryDisposition, RefundReason, ReleaseReason,
     RenewalOutcome, RetryReason, SelfFenceReason, SlotKind, SlotState, WakeupSource,
 };
 use super::names;
-use crate::model::{QueueName, WorkerState};
+use crate::model::{QueueName, VerdictClass, WorkerState};
 
 /// Most queues with a label of their own; the rest count as `_other`.
 pub const MAX_QUEUES: usize = 50;
@@ -87,6 +88,7 @@ pub struct Metrics {
     recovery: Recovery,
     claiming: Claiming,
     execution: Execution,
+    checks: Checks,
     database: Database,
     worker_state: IntGaugeVec,
 }
@@ -116,6 +118,7 @@ impl Metrics {
             recovery: Recovery::declare(&f, queue),
             claiming: Claiming::declare(&f, queue),
             execution: Execution::declare(&f, queue),
+            checks: Checks::declare(&f, queue),
             database: Database::declare(&f),
             worker_state: f.gauges(
                 names::WORKER_STATE,
@@ -270,6 +273,33 @@ impl Metrics {
             .finished
             .with_label_values(&[self.queue(queue), outcome.as_str()])
             .inc_by(count(items));
+    }
+
+    /// A checked item was published.
+    pub fn check_published(&self, queue: &QueueName, class: VerdictClass) {
+        self.checks.published.with_label_values(&[self.queue(queue), class.as_str()]).inc();
+    }
+
+    /// A check gave no verdict.
+    pub fn check_failed(&self, reason: CheckErrorReason) {
+        self.checks.errors.with_label_values(&[reason.as_str()]).inc();
+    }
+
+    /// A check began, so long after its result was stored.
+    pub fn check_waited(&self, waited: Duration) {
+        self.checks.wait.observe(waited.as_secs_f64());
+    }
+
+    /// A check ended, or is no longer waited for.
+    pub fn check_ended(&self, took: Duration) {
+        self.checks.duration.observe(took.as_secs_f64());
+    }
+
+    /// How many items wait for their check, and how many are checked now.
+    pub fn checks_pending(&self, waiting: usize, running: usize) {
+        for (state, items) in [(CheckState::Waiting, waiting), (CheckState::Running, running)] {
+            self.checks.pending.with_label_values(&[state.as_str()]).set(level(items));
+        }
     }
 
     /// A batch of `items` was accepted.

@@ -61,6 +61,17 @@ pub const ITEMS_FINISHED: &str = "holdfast_items_finished_total";
 /// Items accepted.
 pub const ITEMS_SUBMITTED: &str = "holdfast_items_submitted_total";
 
+/// Items published after their check, by verdict.
+pub const CHECKS: &str = "holdfast_checks_total";
+/// Checks that gave no verdict.
+pub const CHECK_ERRORS: &str = "holdfast_check_errors_total";
+/// Length of a check.
+pub const CHECK_DURATION: &str = "holdfast_check_duration_seconds";
+/// Wait for a check slot.
+pub const CHECK_WAIT: &str = "holdfast_check_wait_seconds";
+/// Items in the care of the checks.
+pub const CHECKS_PENDING: &str = "holdfast_checks_pending";
+
 /// Whether the database answered last.
 pub const DB_UP: &str = "holdfast_db_up";
 /// Connections of a pool.

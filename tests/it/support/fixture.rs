@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast::model::{
     AttemptEnding, BatchId, Conclusion, Counts, Disposition, Evidence, Family, Finding, History, Hold,
-    ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, WorkerId,
+    ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, VerdictClass, WorkerId,
 };
 use holdfast::store::{
     Claim, ClaimAnswer, ClaimRequest, Concluding, ControlAnswer, ControlVerb, Database,
@@ -407,6 +407,7 @@ pub(crate) fn everything(batch: BatchId, from: i32) -> ExportRange {
         batch,
         cancelled: false,
         statuses: ItemStatus::ALL.to_vec(),
+        verdicts: VerdictClass::ALL.to_vec(),
         from: Position::new(from),
         positions: 1_000,
         bytes: 1 << 20,

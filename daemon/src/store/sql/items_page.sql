@@ -1,4 +1,6 @@
--- items_page: a page of items from a position on, each with its derived status.
+-- items_page: a page of items from a position on, each with its derived status, its criteria and its verdict.
 -- locks: none   fence: none   rows: at most $3
-SELECT * FROM holdfast.items_at($1, ARRAY(
-    SELECT generate_series($2::integer, least(2147483647, $2::bigint + $3::integer - 1)::integer)))
+SELECT x.*, x.acceptance_criteria::text AS criteria_json, x.verdict::text AS verdict_json
+  FROM holdfast.items_shown($1, ARRAY(
+       SELECT generate_series($2::integer,
+                              least(2147483647, $2::bigint + $3::integer - 1)::integer))) x

@@ -4,10 +4,11 @@ use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{Axis, Families, buckets};
 use crate::telemetry::labels::{
-    ClaimOutcome, ConnectionState, DbErrorClass, DbPool, ExecutionOutcome, FenceOp, FenceReason,
+    CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool, ExecutionOutcome, FenceOp, FenceReason,
     ItemOutcome, LostReason, ReaperOutcome, RecoveryDisposition, RefundReason, ReleaseReason,
     RenewalOutcome, RetryReason, SelfFenceReason, SlotKind, SlotState, WakeupSource,
 };
+use crate::model::VerdictClass;
 use crate::telemetry::names;
 
 /// Leases, as their holder sees them.
@@ -254,6 +255,48 @@ impl Database {
                 names::FINISH_DURATION,
                 "Length of the transaction that hands items in.",
                 buckets::DB,
+            ),
+        }
+    }
+}
+
+/// Acceptance checks.
+pub(super) struct Checks {
+    pub(super) published: IntCounterVec,
+    pub(super) errors: IntCounterVec,
+    pub(super) duration: Histogram,
+    pub(super) wait: Histogram,
+    pub(super) pending: IntGaugeVec,
+}
+
+impl Checks {
+    pub(super) fn declare(f: &Families<'_>, queue: Axis<'_>) -> Self {
+        let classes = VerdictClass::ALL.map(VerdictClass::as_str);
+        Self {
+            published: f.counters(
+                names::CHECKS,
+                "Items published after their check, by the class of their verdict.",
+                &[queue, ("verdict", &classes)],
+            ),
+            errors: f.counters(
+                names::CHECK_ERRORS,
+                "Checks that gave no verdict.",
+                &[("reason", CheckErrorReason::VALUES)],
+            ),
+            duration: f.histogram(
+                names::CHECK_DURATION,
+                "Length of one check.",
+                buckets::DB,
+            ),
+            wait: f.histogram(
+                names::CHECK_WAIT,
+                "Time from a stored result to the begin of its check.",
+                buckets::RECOVERY,
+            ),
+            pending: f.gauges(
+                names::CHECKS_PENDING,
+                "Items that wait for their check, or are checked, in this process.",
+                &[("state", CheckState::VALUES)],
             ),
         }
     }

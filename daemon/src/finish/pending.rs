@@ -1,0 +1,187 @@
+//! What waits for its hand-in: the end of an execution, a result to be checked, the end of a check.
+
+use tokio::sync::oneshot;
+use tracing::Span;
+
+use crate::capacity::Slot;
+use crate::model::{
+    AttemptEnding, Conclusion, Disposition, Evidence, Hold, PublishedResult, QueueName, Settlement,
+};
+use crate::store::FlightError;
+use crate::telemetry::labels::FenceOp;
+
+/// One item that came to an end, with what is freed when that is stored.
+pub struct Finished {
+    /// The right to hand it in.
+    pub hold: Hold,
+    /// What becomes of it.
+    pub settlement: Settlement,
+    /// Its queue.
+    pub queue: QueueName,
+    /// Its slot, in use until the hand-in is answered; none when it never began.
+    pub slot: Option<Slot>,
+    /// Its lease's span, open until then.
+    pub span: Span,
+}
+
+/// One item that succeeded, to be stored before its check.
+pub struct Staged {
+    /// The same as for an item that needs none.
+    pub finished: Finished,
+    /// What was recorded of its commands, oldest first.
+    pub evidence: Vec<Evidence>,
+    /// The workspace it had, if any: its id as text.
+    pub workspace: Option<String>,
+}
+
+/// One item whose check is over.
+pub struct Concluded {
+    /// The right to hand it in.
+    pub hold: Hold,
+    /// What becomes of it.
+    pub conclusion: Conclusion,
+    /// Its queue.
+    pub queue: QueueName,
+    /// Its lease's span.
+    pub span: Span,
+}
+
+/// The transaction by which something is handed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Step {
+    Finish,
+    Stage,
+    Conclude,
+}
+
+pub(super) enum Ending {
+    Finish(Settlement),
+    Stage {
+        settlement: Settlement,
+        evidence: Vec<Evidence>,
+        workspace: Option<String>,
+        /// Gets the right back when it is stored.
+        done: oneshot::Sender<Hold>,
+    },
+    Conclude(Conclusion),
+}
+
+pub(super) struct Pending {
+    pub(super) hold: Hold,
+    pub(super) ending: Ending,
+    pub(super) queue: QueueName,
+    pub(super) slot: Option<Slot>,
+    pub(super) span: Span,
+}
+
+impl From<Finished> for Pending {
+    fn from(finished: Finished) -> Self {
+        let Finished { hold, settlement, queue, slot, span } = finished;
+        Self { hold, ending: Ending::Finish(settlement), queue, slot, span }
+    }
+}
+
+impl From<Concluded> for Pending {
+    fn from(concluded: Concluded) -> Self {
+        let Concluded { hold, conclusion, queue, span } = concluded;
+        Self { hold, ending: Ending::Conclude(conclusion), queue, slot: None, span }
+    }
+}
+
+impl Staged {
+    pub(super) fn pending(self, done: oneshot::Sender<Hold>) -> Pending {
+        let Self { finished, evidence, workspace } = self;
+        let Finished { hold, settlement, queue, slot, span } = finished;
+        Pending {
+            hold,
+            ending: Ending::Stage { settlement, evidence, workspace, done },
+            queue,
+            slot,
+            span,
+        }
+    }
+}
+
+/// The stop reason of an item whose outcome the database refused to store.
+const UNSTORABLE: &str = "unstorable";
+
+impl Pending {
+    pub(super) const fn step(&self) -> Step {
+        match self.ending {
+            Ending::Finish(_) => Step::Finish,
+            Ending::Stage { .. } => Step::Stage,
+            Ending::Conclude(_) => Step::Conclude,
+        }
+    }
+
+    /// How much of it goes over the wire, about.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |settlement: &Settlement| {
+            let result = settlement.result.json.as_ref().map_or(0, String::len);
+            result + settlement.error.as_ref().map_or(0, String::len)
+        };
+        match &self.ending {
+            Ending::Finish(settlement) => of(settlement),
+            Ending::Stage { settlement, evidence, .. } => {
+                let records = evidence.iter().map(|e| 500 + e.command.len() + e.output_tail.len());
+                of(settlement) + records.sum::<usize>()
+            }
+            Ending::Conclude(Conclusion::Publish(Some(verdict))) => verdict.leaves().len() * 800,
+            Ending::Conclude(_) => 0,
+        }
+    }
+
+    /// What can be stored of it, after the database refused to store it as it is.
+    pub(super) fn with_less(mut self, refused: &FlightError) -> Result<Self, Self> {
+        self.ending = match self.ending {
+            Ending::Finish(settlement) if settlement.stop_reason == UNSTORABLE => {
+                self.ending = Ending::Finish(settlement);
+                return Err(self);
+            }
+            Ending::Finish(settlement) => Ending::Finish(Settlement {
+                disposition: Disposition::Fail,
+                result: PublishedResult::default(),
+                error: Some(format!("the outcome could not be stored: {refused}")),
+                stop_reason: UNSTORABLE,
+                ..settlement
+            }),
+            // A success without its check is worth more than none.
+            Ending::Stage { settlement, .. } => Ending::Finish(settlement),
+            Ending::Conclude(Conclusion::Publish(Some(_))) => {
+                Ending::Conclude(Conclusion::Publish(None))
+            }
+            ending @ Ending::Conclude(_) => {
+                self.ending = ending;
+                return Err(self);
+            }
+        };
+        Ok(self)
+    }
+
+    /// Whether the item can run elsewhere at once.
+    pub(super) const fn is_given_back(&self) -> bool {
+        matches!(
+            &self.ending,
+            Ending::Finish(Settlement {
+                disposition: Disposition::Again {
+                    ending: AttemptEnding::Interrupted | AttemptEnding::Unstarted,
+                    ..
+                },
+                ..
+            })
+        )
+    }
+
+    /// What the fence refuses with it.
+    pub(super) const fn fence_op(&self) -> FenceOp {
+        match &self.ending {
+            Ending::Finish(settlement) => match settlement.disposition {
+                Disposition::Succeed => FenceOp::Complete,
+                Disposition::Fail => FenceOp::Fail,
+                Disposition::Again { .. } => FenceOp::Release,
+            },
+            Ending::Stage { .. } | Ending::Conclude(Conclusion::Publish(_)) => FenceOp::Complete,
+            Ending::Conclude(Conclusion::Recheck(_)) => FenceOp::Release,
+        }
+    }
+}
