@@ -9,6 +9,7 @@ mod deferred;
 mod hand_in;
 mod interleavings;
 mod leases;
+mod migration;
 mod plans;
 mod races;
 mod random;

@@ -11,6 +11,8 @@ pub(crate) mod fleet;
 pub(crate) mod invariants;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
+#[path = "support/scene.rs"]
+pub(crate) mod scene;
 #[path = "support/worker_process.rs"]
 pub(crate) mod worker_process;
 

@@ -1,6 +1,7 @@
 //! Real worker processes: what they promise while they run, stop, freeze and die.
 
 mod cancel;
+mod checks;
 mod crash;
 mod fairness;
 mod faults;

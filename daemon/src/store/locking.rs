@@ -8,22 +8,26 @@
 //!   lease in the same transaction that puts it anywhere else. Positions never enter an existing
 //!   lease; leases are never split or merged. Single positions leave only by the holder's own
 //!   transactions; anyone else takes the whole row. Heartbeats write columns from parameters only.
+//!   A staged row belongs to a position in the lease it names, or names none and belongs to a waiting
+//!   row marked `recheck`; such a position counts as checking and nothing else, and is never executed
+//!   again.
 //!
 //! # Locks
 //!
 //! - **L1 Parent first.** A transaction that changes what items of a batch are doing takes the
 //!   batch's parent lock before it touches any item-level row: a transaction-level advisory lock on
 //!   `batches.lock_no`, exclusive to hand work out, take it back, control or end the batch (claim,
-//!   reap, pause, resume, cancel, retry, end), shared to hand results in (finish, stage, give back).
-//!   A transaction takes one exclusive parent lock and no other, or shared ones for at most 16
-//!   batches, in order of `lock_no`. It never upgrades. Heartbeats take no parent lock.
+//!   recheck, reap, pause, resume, cancel, retry, end), shared to hand results in (finish, stage,
+//!   conclude, give back). A transaction takes one exclusive parent lock and no other, or shared ones
+//!   for at most 16 batches, in order of `lock_no`. It never upgrades. Heartbeats take no parent
+//!   lock.
 //! - **L2 Look after locking.** Batch state, counts and cursors are read in a statement after the
 //!   one that took the parent lock. A shared holder then locks its lease rows in
 //!   (`batch_id`, `lease_id`) order in a statement of its own (`FOR NO KEY UPDATE` when positions
-//!   only go to outcomes, `FOR UPDATE` when one goes to waiting; reapers `FOR UPDATE SKIP LOCKED`),
-//!   and reads, writes and deletes in the next. Every transaction is `READ COMMITTED` by its own
-//!   `BEGIN`; functions of several steps are `VOLATILE` and assert it; `synchronous_commit` is at
-//!   least `on`.
+//!   only go to outcomes or staged, `FOR UPDATE` when one goes to waiting; reapers `FOR UPDATE SKIP
+//!   LOCKED`), and reads, writes and deletes in the next. Every transaction is `READ COMMITTED` by
+//!   its own `BEGIN`; functions of several steps are `VOLATILE` and assert it; `synchronous_commit`
+//!   is at least `on`.
 //! - **L3 Short, and nothing depends on the client.** The statement that takes the lock carries its
 //!   whole payload; lock to commit is one flight (`BEGIN; SET LOCAL …`, one function call, `COMMIT`)
 //!   with no client decision in between; it returns ids, never inputs or results. Lock, statement
@@ -64,7 +68,8 @@
 //!   `kill grace * 1.01 + 0.02 * lease + slack <= margin` and
 //!   `1.1 * lease/3 + 2 * lease/6 <= lease - margin`.
 //! - **F6** After an unknown answer the hand-in is repeated: it finds itself applied (an outcome or
-//!   an attempt with its lease), or still in its lease, or lost. `Rolled back` is not `unknown`. A
+//!   an attempt with its lease, a staged row that it made or gave back), or still in its lease, or
+//!   lost. What was staged is found wherever it went since. `Rolled back` is not `unknown`. A
 //!   claim whose answer never came is never adopted: it is given back by its `lease_id`, and again
 //!   at the next heartbeat. A commit counts only if every statement before it answered. A position
 //!   that a lease's row holds and its worker does not know of, no hand-in being under way, is given

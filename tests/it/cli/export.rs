@@ -196,7 +196,7 @@ async fn a_failure_in_the_middle_is_seen_and_leaves_no_file() {
              CREATE VIEW holdfast.outcomes AS
              SELECT batch_id, position, status, attempt, result, result_truncated,
                     result_size / (position - 2500) * (position - 2500) AS result_size, error,
-                    stop_reason, started_at, finished_at
+                    stop_reason, started_at, finished_at, verdict, verdict_class
                FROM holdfast.real_outcomes",
         )
         .await

@@ -142,3 +142,67 @@ async fn leases_are_listed_the_first_to_expire_first() {
     let text = cli.run(&["leases", "list"]).await.exited(0).out;
     assert!(text.contains(&batch) && text.contains("0/2") && text.contains("expired"), "{text}");
 }
+
+/// A verdict of one leaf, as it is stored.
+fn stored_verdict(criterion: &str, checked: bool, holds: bool) -> String {
+    let unchecked = if checked { json!([]) } else { json!([criterion]) };
+    json!({
+        "source": "acceptance_checklist", "requirement": "delegation_acceptance_criteria",
+        "leaves": [{"criterion": criterion, "family": "file_exists", "checked": checked,
+                    "holds": holds, "detail": "why"}],
+        "unchecked": unchecked, "all_hold": holds,
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn verdicts_are_listed_filtered_counted_and_exported() {
+    let cli = Cli::new().await;
+    let batch = cli.submit(&["a", "b", "c", "d"]).await;
+    cli.fleet().drain(&batch, |_| succeeded("1")).await;
+    let client = cli.db.client().await;
+    for (position, class, verdict) in [
+        (0, "holds", stored_verdict("file:x exists", true, true)),
+        (1, "fails", stored_verdict("file:y\n- holds: z exists", true, false)),
+        (2, "unverified", "[1]".to_owned()),
+    ] {
+        let update = "UPDATE holdfast.outcomes SET verdict_class = $2, verdict = $3::text::json
+                       WHERE position = $1";
+        client.execute(update, &[&position, &class, &verdict]).await.unwrap();
+    }
+    let counted = "UPDATE holdfast.progress p SET verdict_holds = 1, verdict_fails = 1
+                    WHERE p.seq = (SELECT max(seq) FROM holdfast.progress)";
+    client.execute(counted, &[]).await.unwrap();
+    let keys = async |command: &str, classes: &[&str]| {
+        let flags = classes.iter().flat_map(|class| ["--verdict", class]);
+        let json = if command == "items" { &["--json"] as &[&str] } else { &[] };
+        let arguments: Vec<&str> =
+            [command, &batch].into_iter().chain(json.iter().copied()).chain(flags).collect();
+        let lines = cli.run(&arguments).await.exited(0).lines();
+        lines.iter().map(|line| line["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+
+    for command in ["items", "export"] {
+        assert_eq!(keys(command, &[]).await, ["a", "b", "c", "d"]);
+        assert_eq!(keys(command, &["holds"]).await, ["a"]);
+        assert_eq!(keys(command, &["fails"]).await, ["b"]);
+        assert_eq!(keys(command, &["none"]).await, ["d"]);
+        cli.run(&[command, &batch, "--verdict", "passed"]).await.exited(2).says("unverified");
+    }
+    assert_eq!(keys("export", &["fails", "none"]).await, ["b", "d"]);
+
+    let lines = cli.run(&["export", &batch]).await.exited(0).lines();
+    assert_eq!(lines[0]["acceptance_verdict"]["all_hold"], json!(true));
+    assert_eq!(lines[2]["acceptance_verdict"], json!(null), "what is none reads as none");
+    let item = cli.run(&["item", &batch, "b", "--json"]).await.exited(0).json();
+    assert_eq!(item["acceptance_verdict"]["leaves"][0]["holds"], json!(false));
+    let shown = cli.run(&["item", &batch, "b"]).await.exited(0).out;
+    assert!(shown.contains("- does not hold: file:y - holds: z exists (why)"), "{shown}");
+    let table = cli.run(&["items", &batch]).await.exited(0).out;
+    assert!(table.contains("holds") && table.contains("fails"), "{table}");
+    let row = cli.run(&["show", &batch, "--json"]).await.exited(0).json();
+    assert_eq!(row["verdicts"], json!({"holds": 1, "fails": 1, "unverified": 0}));
+    assert_eq!(row["counts"]["succeeded"], json!(4));
+    let shown = cli.run(&["show", &batch]).await.exited(0).out;
+    assert!(shown.contains("1 hold, 1 fail"), "{shown}");
+}

@@ -37,6 +37,8 @@ pub(crate) struct BatchSpec {
     pub(crate) max_live: i32,
     pub(crate) max_checking: i32,
     pub(crate) max_attempts: i32,
+    /// The acceptance criteria of every item, as JSON text.
+    pub(crate) criteria: Option<&'static str>,
 }
 
 impl Default for BatchSpec {
@@ -48,6 +50,7 @@ impl Default for BatchSpec {
             max_live: 1_000,
             max_checking: 64,
             max_attempts: 3,
+            criteria: None,
         }
     }
 }
@@ -109,8 +112,8 @@ impl Bed {
             ), p AS (
                 INSERT INTO holdfast.progress (batch_id, seq, next_position) VALUES ($1, 0, 0)
             )
-            INSERT INTO holdfast.items (batch_id, position, key, input)
-            SELECT $1, g, 'item-' || g, to_json(g) FROM generate_series(0, $3 - 1) g";
+            INSERT INTO holdfast.items (batch_id, position, key, input, acceptance_criteria)
+            SELECT $1, g, 'item-' || g, to_json(g), $8::text::json FROM generate_series(0, $3 - 1) g";
         self.sql
             .execute(
                 insert,
@@ -122,6 +125,7 @@ impl Bed {
                     &spec.max_live,
                     &spec.max_attempts,
                     &spec.max_checking,
+                    &spec.criteria,
                 ],
             )
             .await

@@ -145,6 +145,29 @@ impl Fleet {
         WorkerProcess::new(child, log)
     }
 
+    /// Starts the worker that an ignored test of this program is, in place of the real one.
+    pub(crate) fn start_held(&self, test: &str) -> WorkerProcess {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let log = self.file(&format!("worker-{number}.log"));
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env("HOLDFAST_TEST_FOLDER", self.folder.path())
+            .env("HOLDFAST_TEST_DATABASE", &self.url)
+            .env("TMPDIR", self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .process_group(0);
+        let child = spawn_with_death_signal(&mut command, Signal::KILL).unwrap();
+        WorkerProcess::new(child, log)
+    }
+
+    /// Whether there is a file of this name in the fleet's folder.
+    pub(crate) fn is_there(&self, name: &str) -> bool {
+        self.file(name).exists()
+    }
+
     /// Stores a batch and tells the workers.
     pub(crate) async fn submit(&self, submission: Submission) -> BatchId {
         let id = submission.store(&self.database, &self.file("marks")).await;
