@@ -238,15 +238,16 @@ LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    b       holdfast.batches;
-    p       holdfast.progress;
-    c       holdfast.control;
-    v_now   timestamptz;
-    v_rows  tid[];
-    v_taken integer;
-    v_gone  integer;
-    v_last  timestamptz;
-    v_left  timestamptz;
+    b        holdfast.batches;
+    p        holdfast.progress;
+    c        holdfast.control;
+    v_now    timestamptz;
+    v_rows   tid[];
+    v_staged tid[];
+    v_taken  integer;
+    v_gone   integer;
+    v_last   timestamptz;
+    v_left   timestamptz;
 BEGIN
     IF coalesce(p_want, 0) < 1 THEN
         RAISE EXCEPTION 'holdfast: a recheck of % items', p_want
@@ -271,13 +272,13 @@ BEGIN
     END IF;
     p := holdfast.current_progress(p_batch);
     SELECT array_agg(d.position ORDER BY d.ready_at, d.position),
-           array_agg(d.history ORDER BY d.ready_at, d.position), array_agg(d.ctid), count(*),
-           max(d.ready_at)
-      INTO positions, histories, v_rows, v_taken, v_last
-      FROM (SELECT w.ctid, w.position, w.history, w.ready_at
+           array_agg(d.history ORDER BY d.ready_at, d.position), array_agg(d.ctid),
+           array_agg(d.staged_row), count(*), max(d.ready_at)
+      INTO positions, histories, v_rows, v_staged, v_taken, v_last
+      FROM (SELECT w.ctid, s.ctid AS staged_row, w.position, w.history, w.ready_at
               FROM holdfast.waiting w
              CROSS JOIN LATERAL (
-                   SELECT split_part(x.workspace, '/', 1) AS volume FROM holdfast.staged_outcomes x
+                   SELECT x.ctid, split_part(x.workspace, '/', 1) AS volume FROM holdfast.staged_outcomes x
                     WHERE x.batch_id = p_batch AND x.position = w.position OFFSET 0) s
              WHERE w.batch_id = p_batch AND w.recheck AND NOT w.deferred
                AND w.ready_at >= p.recheck_floor AND w.ready_at <= v_now
@@ -290,7 +291,7 @@ BEGIN
     END IF;
     DELETE FROM holdfast.waiting w WHERE w.ctid = ANY (v_rows);
     UPDATE holdfast.staged_outcomes s SET lease_id = p_lease
-     WHERE s.batch_id = p_batch AND s.position = ANY (positions) AND s.lease_id IS NULL;
+     WHERE s.ctid = ANY (v_staged) AND s.lease_id IS NULL;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     IF v_gone <> v_taken THEN
         RAISE EXCEPTION 'holdfast: rechecks % items of batch %, of which % are staged',
@@ -339,14 +340,15 @@ BEGIN
         DELETE FROM holdfast.leases l WHERE l.batch_id = p_batch AND l.lease_id = p_lease
         RETURNING l.positions, l.histories
     ), lost AS MATERIALIZED (
-        SELECT u.position, coalesce(u.history, 0) AS history,
-               EXISTS (SELECT FROM holdfast.staged_outcomes s
-                        WHERE s.batch_id = p_batch AND s.position = u.position OFFSET 0) AS staged
-          FROM gone g, unnest(g.positions, g.histories) u(position, history)
+        SELECT u.position, coalesce(u.history, 0) AS history, s.staged_row,
+               s.staged_row IS NOT NULL AS staged
+          FROM gone g CROSS JOIN unnest(g.positions, g.histories) u(position, history)
+          LEFT JOIN LATERAL (
+               SELECT x.ctid AS staged_row FROM holdfast.staged_outcomes x
+                WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) s ON true
     ), disowned AS (
         UPDATE holdfast.staged_outcomes s SET lease_id = NULL
-         WHERE s.batch_id = p_batch
-           AND s.position = ANY (ARRAY(SELECT x.position FROM lost x WHERE x.staged))
+         WHERE s.ctid = ANY (ARRAY(SELECT x.staged_row FROM lost x WHERE x.staged))
     ), again AS (
         INSERT INTO holdfast.waiting (batch_id, position, ready_at, history, recheck)
         SELECT p_batch, x.position,
@@ -414,9 +416,11 @@ BEGIN
                             WHERE w.id = t.worker_id
                               AND w.heartbeat_at > clock_timestamp()
                                                  - make_interval(secs => w.lease_s)) AS died,
-               EXISTS (SELECT FROM holdfast.staged_outcomes s
-                        WHERE s.batch_id = p_batch AND s.position = u.position OFFSET 0) AS staged
-          FROM taken t, unnest(t.positions, t.histories) u(position, history)
+               s.staged_row, s.staged_row IS NOT NULL AS staged
+          FROM taken t CROSS JOIN unnest(t.positions, t.histories) u(position, history)
+          LEFT JOIN LATERAL (
+               SELECT x.ctid AS staged_row FROM holdfast.staged_outcomes x
+                WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) s ON true
     ), judged AS (
         SELECT x.*,
                CASE WHEN x.staged
@@ -475,14 +479,12 @@ BEGIN
         RETURNING recheck
     ), disowned AS (
         UPDATE holdfast.staged_outcomes s SET lease_id = NULL
-         WHERE s.batch_id = p_batch
-           AND s.position = ANY (ARRAY(SELECT d.position FROM decided d
-                                        WHERE d.disposition = 'rechecked'))
+         WHERE s.ctid = ANY (ARRAY(SELECT d.staged_row FROM decided d
+                                    WHERE d.disposition = 'rechecked'))
     ), unchecked AS (
         DELETE FROM holdfast.staged_outcomes s
-         WHERE s.batch_id = p_batch
-           AND s.position = ANY (ARRAY(SELECT d.position FROM decided d
-                                        WHERE d.disposition = 'published'))
+         WHERE s.ctid = ANY (ARRAY(SELECT d.staged_row FROM decided d
+                                    WHERE d.disposition = 'published'))
         RETURNING s.*
     ), published AS (
         INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,

@@ -161,7 +161,6 @@ impl Shared {
         loop {
             let Some(group) = self.next_group(key) else { break };
             self.hand_in(batch, group).await;
-            self.settled.notify_one();
             // What is staged has not ended: nothing can have ended with it.
             if step != Step::Stage && self.pending().get(&key).is_none_or(Vec::is_empty) {
                 self.end_if_exhausted(batch).await;
@@ -279,8 +278,10 @@ impl Shared {
     /// Takes note of the answers and frees the slots.
     async fn settle(&self, group: Vec<Pending>, answered: &Answered) {
         let mut for_others = None;
+        let (mut freed, mut to_check) = (Vec::new(), Vec::new());
         for (mut item, answer) in group.into_iter().zip(&answered.answers) {
             let lease = item.hold.lease();
+            freed.extend(item.slot.take());
             match answer {
                 HandInAnswer::Applied => {
                     // A repeat that finds itself applied has extended nothing now (F5).
@@ -288,11 +289,7 @@ impl Shared {
                         self.leases.extend(lease, answered.asked_at);
                     }
                     if let Ending::Stage { done, .. } = item.ending {
-                        // Whoever waits for it finds the slot free.
-                        drop(item.slot.take());
-                        if let Err(hold) = done.send(item.hold) {
-                            self.leases.leave(lease, hold.item().position());
-                        }
+                        to_check.push((done, item.hold));
                         continue;
                     }
                     self.note_applied(&item);
@@ -306,6 +303,14 @@ impl Shared {
                 HandInAnswer::Cancelled => self.note_lost(&item, FenceReason::Cancelled),
             }
             self.leases.leave(lease, item.hold.item().position());
+        }
+        // Whatever is next to be executed goes first, then the checks.
+        drop(freed);
+        self.settled.notify_one();
+        for (done, hold) in to_check {
+            if let Err(hold) = done.send(hold) {
+                self.leases.leave(hold.lease(), hold.item().position());
+            }
         }
         if let Some(queue) = for_others {
             // Only a hint: without it the other workers find out by polling.
