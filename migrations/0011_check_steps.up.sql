@@ -55,10 +55,12 @@ BEGIN
               FROM unnest(v_held) n
             RETURNING 1)
         SELECT count(*) INTO v_staged FROM staged;
-        INSERT INTO holdfast.evidence (batch_id, position, lease_id, seq, record)
-        SELECT p_batch, p_position[p_record_of[k]], p_lease[p_record_of[k]], p_record_seq[k],
-               p_record[k]::json
-          FROM generate_subscripts(p_record_of, 1) k WHERE p_record_of[k] = ANY (v_held);
+        IF p_record_of <> '{}' THEN
+            INSERT INTO holdfast.evidence (batch_id, position, lease_id, seq, record)
+            SELECT p_batch, p_position[p_record_of[k]], p_lease[p_record_of[k]], p_record_seq[k],
+                   p_record[k]::json
+              FROM generate_subscripts(p_record_of, 1) k WHERE p_record_of[k] = ANY (v_held);
+        END IF;
         UPDATE holdfast.leases l
            SET expires_at = greatest(l.expires_at,
                                      clock_timestamp() + make_interval(secs => p_lease_s))
@@ -70,6 +72,11 @@ BEGIN
         VALUES (p_batch, -v_staged, v_staged, 0, 0, 0);
     END IF;
 
+    IF cardinality(v_held) = cardinality(p_position) THEN
+        RETURN QUERY SELECT h.lease, h.position, 'staged'
+                       FROM unnest(p_lease, p_position) h(lease, position);
+        RETURN;
+    END IF;
     RETURN QUERY
     SELECT h.lease, h.position,
            CASE WHEN v_control = 'cancelled' THEN 'cancelled'
@@ -210,6 +217,11 @@ BEGIN
         END IF;
     END IF;
 
+    IF cardinality(v_held) = cardinality(p_position) THEN
+        RETURN QUERY SELECT h.lease, h.position, 'applied'
+                       FROM unnest(p_lease, p_position) h(lease, position);
+        RETURN;
+    END IF;
     RETURN QUERY
     SELECT h.lease, h.position,
            CASE WHEN h.n = ANY (v_held) THEN 'applied'

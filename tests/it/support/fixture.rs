@@ -79,6 +79,11 @@ impl Bed {
         Database::new(DatabaseOptions { lock_timeout, ..options(&self.db) }).unwrap()
     }
 
+    /// The database with as many connections as a worker has, so that each is soon warm.
+    pub(crate) fn store_of_a_worker(&self) -> Database {
+        Database::new(DatabaseOptions { pool_size: 4, ..options(&self.db) }).unwrap()
+    }
+
     pub(crate) async fn register(&self, worker: WorkerId) {
         let now = OffsetDateTime::UNIX_EPOCH; // the database writes its own times
         let row = WorkerRow {

@@ -178,7 +178,7 @@ impl Scene {
         let limits = HealthLimits::for_lease(settings.lease.ttl);
         let worker = Worker::new(WorkerParts {
             settings: Arc::new(settings),
-            database: bed.store.clone(),
+            database: bed.store_of_a_worker(),
             clock: Arc::clone(&clock),
             metrics: Arc::new(metrics),
             health: Arc::new(HealthState::new(clock, limits)),
