@@ -20,9 +20,7 @@ use self::pending::{Ending, Pending, Step};
 use crate::clock::{BootInstant, Clock};
 use crate::fault::Fault;
 use crate::leases::Leases;
-use crate::model::{
-    AttemptEnding, BatchId, Conclusion, Disposition, Hold, VerdictClass, WorkerId,
-};
+use crate::model::{AttemptEnding, BatchId, Conclusion, Disposition, Hold, VerdictClass, WorkerId};
 use crate::store::{
     Concluding, Database, Event, FlightError, HandIn, HandInAnswer, StageAnswer, Staging,
 };

@@ -353,8 +353,7 @@ impl Leases {
     pub fn executing(&self) -> usize {
         let table = self.table();
         let items = table.values().flat_map(|held| held.items.values());
-        items.filter(|item| item.doing == Doing::Executing)
-            .count()
+        items.filter(|item| item.doing == Doing::Executing).count()
     }
 
     /// The queue of a lease; none when it is not held.

@@ -168,8 +168,7 @@ impl Rechecker {
             Ok(Recheck::Nothing(answer)) => {
                 trace::uneventful(&span);
                 let contended = answer == ClaimAnswer::Contended;
-                let outcome =
-                    if contended { ClaimOutcome::Contended } else { ClaimOutcome::Empty };
+                let outcome = if contended { ClaimOutcome::Contended } else { ClaimOutcome::Empty };
                 self.metrics.claim(&queue, outcome, took);
                 Ok(())
             }

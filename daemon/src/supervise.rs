@@ -278,8 +278,7 @@ impl Worker {
         let (slots, checks) = (self.slots.clone(), self.checks.clone());
         let database = self.parts.database.clone();
         self.parts.metrics.at_scrape(move |metrics| {
-            for (kind, slots) in
-                [(SlotKind::Execution, &slots), (SlotKind::Check, checks.slots())]
+            for (kind, slots) in [(SlotKind::Execution, &slots), (SlotKind::Check, checks.slots())]
             {
                 let idle = slots.free();
                 metrics.slots(kind, slots.total() - idle, idle);

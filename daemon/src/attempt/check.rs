@@ -273,9 +273,8 @@ mod tests {
 
     #[test]
     fn a_check_that_outlived_its_trust_is_repeated_a_bounded_number_of_times() {
-        let fenced = |history| {
-            conclusion(Came::Checked(verdict()), Some(StopCause::Fenced), history)
-        };
+        let fenced =
+            |history| conclusion(Came::Checked(verdict()), Some(StopCause::Fenced), history);
         let one = History::FRESH.plus_check_loss();
         assert_eq!(fenced(History::FRESH), Some(Conclusion::Recheck(one)));
         assert_eq!(fenced(one), Some(Conclusion::Recheck(one.plus_check_loss())));

@@ -82,11 +82,7 @@ fn describe_counts(counts: &Counts, total: i32) -> String {
 
 /// The counts that are not zero; items without a verdict are in none.
 fn describe_verdicts(counts: &VerdictCounts) -> String {
-    let named = [
-        (counts.holds, "hold"),
-        (counts.fails, "fail"),
-        (counts.unverified, "UNVERIFIED"),
-    ];
+    let named = [(counts.holds, "hold"), (counts.fails, "fail"), (counts.unverified, "UNVERIFIED")];
     let parts: Vec<String> = named
         .into_iter()
         .filter(|(number, _)| *number > 0)
@@ -169,8 +165,16 @@ fn list(batches: &[BatchRow]) -> String {
         .collect();
     table(
         [
-            "batch", "state", "queue", "owner", "items", "ended", "failed", "verdicts",
-            "submitted", "title",
+            "batch",
+            "state",
+            "queue",
+            "owner",
+            "items",
+            "ended",
+            "failed",
+            "verdicts",
+            "submitted",
+            "title",
         ],
         &rows,
     )

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
-use crate::model::{BatchId, Counts, VerdictCounts, Principal};
+use crate::model::{BatchId, Counts, Principal, VerdictCounts};
 
 /// A batch worth claiming from, as ranked by the database.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,9 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::flight::FlightError;
-use super::protocol::{
-    ClaimAnswer, HandInAnswer, answer_of, hand_in_answer, holds_of, one,
-};
+use super::protocol::{ClaimAnswer, HandInAnswer, answer_of, hand_in_answer, holds_of, one};
 use super::{Database, StoreError, statements};
 use crate::model::criteria::normalize_json;
 use crate::model::{

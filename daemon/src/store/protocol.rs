@@ -301,10 +301,7 @@ impl Database {
                 &columns.params(&batch.uuid(), &worker.uuid(), &ttl.as_secs_f64()),
             )
             .await?;
-        Ok(items
-            .iter()
-            .map(|item| hand_in_answer(&rows, item.hold))
-            .collect())
+        Ok(items.iter().map(|item| hand_in_answer(&rows, item.hold)).collect())
     }
 
     /// Gives a whole lease back whose claim was never answered; how many positions it held.

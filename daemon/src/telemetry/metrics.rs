@@ -17,9 +17,9 @@ use self::families::Families;
 use self::groups::{Checks, Claiming, Database, Execution, Leases, Recovery};
 use super::labels::{
     CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
-    ExecutionOutcome, FenceOp, FenceReason,
-    ItemOutcome, LostReason, ReaperOutcome, RecoveryDisposition, RefundReason, ReleaseReason,
-    RenewalOutcome, RetryReason, SelfFenceReason, SlotKind, SlotState, WakeupSource,
+    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, ReaperOutcome,
+    RecoveryDisposition, RefundReason, ReleaseReason, RenewalOutcome, RetryReason, SelfFenceReason,
+    SlotKind, SlotState, WakeupSource,
 };
 use super::names;
 use crate::model::{QueueName, VerdictClass, WorkerState};

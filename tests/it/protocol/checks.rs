@@ -168,7 +168,8 @@ async fn a_position_named_twice_stages_nothing() {
     let batch = bed.batch(1).await;
     let hold = bed.claim_one(batch).await;
     let settlement = succeeded();
-    let staging = || Staging { hold: &hold, settlement: &settlement, evidence: &[], workspace: None };
+    let staging =
+        || Staging { hold: &hold, settlement: &settlement, evidence: &[], workspace: None };
 
     let twice = bed.store.stage(batch, bed.worker, TTL, &[staging(), staging()]).await;
 
@@ -322,11 +323,8 @@ async fn a_recheck_is_left_for_a_while_to_workers_that_see_its_volume() {
     let queues = ["q".to_owned()];
     let long = Duration::from_secs(30);
     let ask = async |want: u32, foreign: Duration| {
-        let request = RecheckRequest {
-            volume: Some(volume),
-            foreign,
-            ..bed.recheck_request(batch, want)
-        };
+        let request =
+            RecheckRequest { volume: Some(volume), foreign, ..bed.recheck_request(batch, want) };
         bed.store.recheck(&request).await.unwrap()
     };
     let Recheck::Granted(mine) = ask(9, long).await else { panic!("granted nothing") };
@@ -449,14 +447,16 @@ async fn a_cancel_ends_checks_and_the_sweeps_clear_what_is_left() {
 async fn only_what_the_staged_attempt_recorded_is_evidence() {
     let bed = Bed::new().await;
     let batch = bed.batch(1).await;
-    let update = "UPDATE holdfast.items SET acceptance_criteria = $2::text::json WHERE batch_id = $1";
+    let update =
+        "UPDATE holdfast.items SET acceptance_criteria = $2::text::json WHERE batch_id = $1";
     let criteria = r#"["file:a\u0000b exists", " tests_passed:make ", 3]"#;
     bed.run(update, &[&batch.uuid(), &criteria]).await;
     let earlier = "INSERT INTO holdfast.evidence (batch_id, position, lease_id, seq, record)
                    VALUES ($1, 0, gen_random_uuid(), 0, '{\"command\": \"of another attempt\"}')";
     bed.run(earlier, &[&batch.uuid()]).await;
     let hold = bed.claim_one(batch).await;
-    let evidence = [Evidence { output_tail: "a\0b".into(), ..record("make") }, record("make check")];
+    let evidence =
+        [Evidence { output_tail: "a\0b".into(), ..record("make") }, record("make check")];
     bed.stage(std::slice::from_ref(&hold), &evidence).await;
     lose_check(&bed, &hold).await;
     let again = bed.recheck(batch, 1).await;

@@ -113,7 +113,8 @@ async fn on_the_way_down_what_is_under_check_ends_with_its_stored_result() {
     for batch in [running, last, all_staged] {
         assert_invariants(&bed.sql, batch).await;
     }
-    let results = "SELECT string_agg(position || ':' || status || ':' || coalesce(result::text, '-'),
+    let results =
+        "SELECT string_agg(position || ':' || status || ':' || coalesce(result::text, '-'),
                                      ' ' ORDER BY position)
                      FROM holdfast.outcomes WHERE batch_id = $1";
     let ended_before: String = bed.value(last, results).await;

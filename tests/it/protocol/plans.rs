@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast::model::{
-    BatchId, Conclusion, Evidence, Finding, History, ItemStatus, Position,
-};
+use holdfast::model::{BatchId, Conclusion, Evidence, Finding, History, ItemStatus, Position};
 use holdfast::store::{ClaimRequest, Concluding, ControlVerb, StageAnswer, Vouched};
 
 use crate::support::fixture::{
@@ -76,12 +74,8 @@ fn assert_read(read: &BTreeMap<String, (i64, i64)>, most: i64) {
 async fn busy_batch(bed: &Bed) -> BatchId {
     let sql = bed.db.client().await;
     sql.batch_execute("ANALYZE").await.unwrap();
-    let spec = BatchSpec {
-        items: ITEMS,
-        max_live: 5_000,
-        max_checking: 5_000,
-        ..BatchSpec::default()
-    };
+    let spec =
+        BatchSpec { items: ITEMS, max_live: 5_000, max_checking: 5_000, ..BatchSpec::default() };
     let batch = bed.batch_of(spec).await;
     for fill in [
         "INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,
@@ -148,11 +142,8 @@ async fn check(bed: &Bed, batch: BatchId) {
             _ => Conclusion::Recheck(hold.history()),
         })
         .collect();
-    let items: Vec<Concluding<'_>> = holds
-        .iter()
-        .zip(&ends)
-        .map(|(hold, conclusion)| Concluding { hold, conclusion })
-        .collect();
+    let items: Vec<Concluding<'_>> =
+        holds.iter().zip(&ends).map(|(hold, conclusion)| Concluding { hold, conclusion }).collect();
     bed.store.conclude(batch, TTL, &items).await.unwrap();
     let again = bed.recheck(batch, 10).await;
     assert_eq!(again.len(), 10);

@@ -188,14 +188,18 @@ impl World {
         let evidence = vec![Evidence::default(); rng.random_range(0..3)];
         let items: Vec<Staging<'_>> = holds
             .iter()
-            .map(|hold| Staging { hold, settlement: &settlement, evidence: &evidence, workspace: None })
+            .map(|hold| Staging {
+                hold,
+                settlement: &settlement,
+                evidence: &evidence,
+                workspace: None,
+            })
             .collect();
         let mut answers = Vec::new();
         for _ in 0..rng.random_range(1..3) {
             let before = answers;
             let worker = self.bed.worker;
-            answers =
-                until_answered(|| self.bed.store.stage(batch, worker, TTL, &items)).await;
+            answers = until_answered(|| self.bed.store.stage(batch, worker, TTL, &items)).await;
             for (before, now) in before.iter().zip(&answers) {
                 let lost = |answer| matches!(answer, StageAnswer::Lost);
                 assert!(
@@ -239,8 +243,7 @@ impl World {
             for ((first, second), end) in first.iter().zip(&second).zip(&ends) {
                 let kept = (*first == HandInAnswer::Applied) == (*second == HandInAnswer::Applied);
                 // What is given back may be on its way again, and leaves no trace then.
-                let gone = matches!(end, Conclusion::Recheck(_))
-                    && *first == HandInAnswer::Applied;
+                let gone = matches!(end, Conclusion::Recheck(_)) && *first == HandInAnswer::Applied;
                 assert!(kept || gone, "{first:?}, then {second:?}");
             }
         }

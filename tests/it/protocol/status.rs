@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast::model::{
-    BatchId, Conclusion, Finding, History, Hold, ItemStatus, Place, Position,
-};
+use holdfast::model::{BatchId, Conclusion, Finding, History, Hold, ItemStatus, Place, Position};
 use holdfast::store::{Claim, ControlVerb, Recheck, Vouched};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

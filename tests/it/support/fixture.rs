@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use holdfast::model::{
-    AttemptEnding, BatchId, Conclusion, Counts, Disposition, Evidence, Family, Finding, History, Hold,
-    ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, VerdictClass, WorkerId,
+    AttemptEnding, BatchId, Conclusion, Counts, Disposition, Evidence, Family, Finding, History,
+    Hold, ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, VerdictClass,
+    WorkerId,
 };
 use holdfast::store::{
     Claim, ClaimAnswer, ClaimRequest, Concluding, ControlAnswer, ControlVerb, Database,
@@ -254,11 +255,7 @@ impl Bed {
         self.store.stage(first.item().batch(), self.worker, TTL, &items).await.unwrap()
     }
 
-    pub(crate) async fn stage_one(
-        &self,
-        hold: &Hold,
-        workspace: Option<&str>,
-    ) -> StageAnswer {
+    pub(crate) async fn stage_one(&self, hold: &Hold, workspace: Option<&str>) -> StageAnswer {
         let items = [Staging { hold, settlement: &succeeded(), evidence: &[], workspace }];
         self.store.stage(hold.item().batch(), self.worker, TTL, &items).await.unwrap()[0]
     }

@@ -18,6 +18,8 @@ use holdfast::supervise::{
 };
 use holdfast::telemetry::{BuildInfo, Metrics};
 use holdfast::workspace::{Gate, LocalWorkspaces};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use serde_json::json;
 
 use crate::support::fixture::BatchSpec;
@@ -50,9 +52,23 @@ fn gaps(log: &Log, cap: usize) -> Vec<Duration> {
     starts[cap..].iter().zip(&ends).map(|(start, end)| start.since(*end)).collect()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+fn median<'a>(rounds: impl Iterator<Item = &'a Vec<Duration>>) -> f64 {
+    let mut times: Vec<Duration> = rounds.flatten().copied().collect();
     times.sort_unstable();
-    times[times.len() / 2]
+    times[times.len() / 2].as_secs_f64()
+}
+
+/// The ratio of the medians, and the least it may really be: what 99 of 100 other draws of the same
+/// rounds exceed. The busier the machine, the further apart they are.
+fn ratio(with: &[Vec<Duration>], without: &[Vec<Duration>]) -> (f64, f64) {
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut drawn = |rounds: &[Vec<Duration>]| {
+        let picks: Vec<usize> = rounds.iter().map(|_| rng.random_range(0..rounds.len())).collect();
+        median(picks.into_iter().map(|pick| &rounds[pick]))
+    };
+    let mut ratios: Vec<f64> = (0..1_000).map(|_| drawn(with) / drawn(without)).collect();
+    ratios.sort_unstable_by(f64::total_cmp);
+    (median(with.iter()) / median(without.iter()), ratios[10])
 }
 
 /// Six items under a cap of three: the second three start while the first three are checked, and as
@@ -70,9 +86,7 @@ async fn second_three_start_while_the_first_are_checked(scene: &Scene, spec: Bat
         scene.until("all six are checked", || scene.held.running() == 6).await;
         let counts = scene.bed.counts(batch).await;
         assert_eq!((counts.checking, counts.executing), (6, 0));
-        if round >= WARM_UP {
-            with.extend(gaps(&scene.log, 3));
-        }
+        let checked = gaps(&scene.log, 3);
         scene.held.set_open(true);
         scene.ended(batch).await;
 
@@ -82,13 +96,19 @@ async fn second_three_start_while_the_first_are_checked(scene: &Scene, spec: Bat
         scene.until("all six start", || scene.log.count(What::Start) == 6).await;
         scene.ended(batch).await;
         if round >= WARM_UP {
-            without.extend(gaps(&scene.log, 3));
+            with.push(checked);
+            without.push(gaps(&scene.log, 3));
         }
     }
-    let (with, without) = (median(with), median(without));
-    let ratio = with.as_secs_f64() / without.as_secs_f64();
-    eprintln!("execution ended to next started: {with:?} with, {without:?} without: {ratio:.3}");
-    assert!(ratio < 1.1, "{with:?} with criteria, {without:?} without");
+    let (ratio, least) = ratio(&with, &without);
+    let (with, without) = (median(with.iter()), median(without.iter()));
+    eprintln!(
+        "execution ended to next started: {:.1} ms with, {:.1} ms without criteria; ratio \
+         {ratio:.3}, at least {least:.3}",
+        with * 1e3,
+        without * 1e3
+    );
+    assert!(least < 1.1, "ratio {ratio}, at least {least}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -298,7 +318,8 @@ async fn verdicts_are_shown_filtered_and_counted_and_a_broken_one_reads_as_none(
     scene.ended(batch).await;
     let broken = "UPDATE holdfast.outcomes SET verdict = '{\"leaves\": 3}' WHERE position = 4";
     scene.bed.run(broken, &[]).await;
-    let none = "UPDATE holdfast.outcomes SET verdict = NULL, verdict_class = NULL WHERE position = 5";
+    let none =
+        "UPDATE holdfast.outcomes SET verdict = NULL, verdict_class = NULL WHERE position = 5";
     scene.bed.run(none, &[]).await;
 
     let store = &scene.bed.store;
@@ -381,7 +402,8 @@ async fn a_worker_whose_checks_wait_for_a_file() {
 }
 
 fn judged(items: usize, body: &str) -> Submission {
-    let item = |n| json!({"key": format!("k{n}"), "input": n, "acceptance_criteria": ["well written"]});
+    let item =
+        |n| json!({"key": format!("k{n}"), "input": n, "acceptance_criteria": ["well written"]});
     Submission::of((0..items).map(item), body)
 }
 
@@ -433,8 +455,10 @@ async fn after_a_crash_while_staged_or_checking_only_the_check_runs_again() {
     // One check slot: one item is checked, the other waits with its stored result.
     let batch = fleet.submit(judged(2, "true")).await;
     until("both are staged", LONG, async || fleet.row(batch).await.counts.checking == 2).await;
-    until("one is checked", LONG, async || fleet.is_there("checking-0") || fleet.is_there("checking-1"))
-        .await;
+    until("one is checked", LONG, async || {
+        fleet.is_there("checking-0") || fleet.is_there("checking-1")
+    })
+    .await;
     assert!(!(fleet.is_there("checking-0") && fleet.is_there("checking-1")), "one at a time");
     let _heir = heir(&fleet).await;
 

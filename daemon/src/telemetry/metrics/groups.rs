@@ -3,12 +3,13 @@
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{Axis, Families, buckets};
-use crate::telemetry::labels::{
-    CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool, ExecutionOutcome, FenceOp, FenceReason,
-    ItemOutcome, LostReason, ReaperOutcome, RecoveryDisposition, RefundReason, ReleaseReason,
-    RenewalOutcome, RetryReason, SelfFenceReason, SlotKind, SlotState, WakeupSource,
-};
 use crate::model::VerdictClass;
+use crate::telemetry::labels::{
+    CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
+    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, ReaperOutcome,
+    RecoveryDisposition, RefundReason, ReleaseReason, RenewalOutcome, RetryReason, SelfFenceReason,
+    SlotKind, SlotState, WakeupSource,
+};
 use crate::telemetry::names;
 
 /// Leases, as their holder sees them.
@@ -283,11 +284,7 @@ impl Checks {
                 "Checks that gave no verdict.",
                 &[("reason", CheckErrorReason::VALUES)],
             ),
-            duration: f.histogram(
-                names::CHECK_DURATION,
-                "Length of one check.",
-                buckets::DB,
-            ),
+            duration: f.histogram(names::CHECK_DURATION, "Length of one check.", buckets::DB),
             wait: f.histogram(
                 names::CHECK_WAIT,
                 "Time from a stored result to the begin of its check.",
