@@ -1,6 +1,7 @@
 //! Start order, signals, drain, stop order of a worker.
 
 mod checker;
+mod cleaning;
 mod contexts;
 mod hints;
 mod scratch;
@@ -20,6 +21,7 @@ use tracing::{debug, info, warn};
 pub use self::checker::{Checkers, WorkspaceCheckers};
 pub use self::contexts::{CommandExecutors, Executors};
 
+use self::cleaning::Cleaning;
 use self::contexts::Contexts;
 use crate::attempt::{Attempts, CheckPolicy, Rechecked, Taken};
 use crate::capacity::{CheckSlots, Slots};
@@ -322,6 +324,8 @@ impl Worker {
         part("listen", async move { worker.listen(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         part("sweep", async move { worker.sweep(&stop).await }.boxed());
+        let (cleaning, stop) = (self.cleaning(), claiming.clone());
+        part("clean-up", async move { cleaning.run(&stop).await }.boxed());
         // Among what runs: a drain waits for the claim under way and for what it grants.
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         let claims = async move { worker.claim(&stop).await };
@@ -329,6 +333,15 @@ impl Worker {
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         let rechecks = async move { worker.retake(&stop).await };
         self.running.spawn(self.fault.clone().watch("recheck", rechecks));
+    }
+
+    fn cleaning(&self) -> Cleaning {
+        Cleaning {
+            database: self.parts.database.clone(),
+            workspaces: Arc::clone(&self.parts.workspaces),
+            clock: Arc::clone(&self.parts.clock),
+            settings: self.parts.settings.workspace.clone(),
+        }
     }
 
     async fn claim(self: &Arc<Self>, stop: &CancellationToken) {

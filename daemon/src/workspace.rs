@@ -23,6 +23,8 @@ use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use time::OffsetDateTime;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use clean::{Cleaned, Used};
@@ -165,6 +167,25 @@ pub trait Workspaces: Send + Sync {
     /// When the file system refuses.
     fn volume(&self) -> io::Result<Option<Uuid>>;
 
+    /// The batches and threads whose directories nobody began to use after `before`. Whether they
+    /// may go is for the caller to say. Blocking.
+    ///
+    /// # Errors
+    /// When the root cannot be read.
+    fn untouched(&self, before: OffsetDateTime) -> io::Result<Vec<Used>>;
+
+    /// Removes the places of these batches and threads, and what earlier clean-ups left, until
+    /// `stop`; not those that are held now or were after `before`. Follows no link. Blocking.
+    ///
+    /// # Errors
+    /// When the root cannot be read. What happens to single places is in the answer.
+    fn clean(
+        &self,
+        unused: &[Used],
+        before: OffsetDateTime,
+        stop: &CancellationToken,
+    ) -> io::Result<Cleaned>;
+
     /// The directory below which commands and criteria may name `workspace`, `outputs` and
     /// `uploads`.
     fn virtual_prefix(&self) -> &str;
@@ -252,6 +273,19 @@ mod tests {
 
         fn volume(&self) -> io::Result<Option<Uuid>> {
             Ok(None)
+        }
+
+        fn untouched(&self, _: OffsetDateTime) -> io::Result<Vec<Used>> {
+            Ok(Vec::new())
+        }
+
+        fn clean(
+            &self,
+            _: &[Used],
+            _: OffsetDateTime,
+            _: &CancellationToken,
+        ) -> io::Result<Cleaned> {
+            Ok(Cleaned::default())
         }
 
         fn virtual_prefix(&self) -> &'static str {

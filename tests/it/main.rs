@@ -18,3 +18,4 @@ mod protocol;
 mod support;
 mod telemetry;
 mod workers;
+mod workspace;

@@ -12,3 +12,4 @@ mod retry;
 mod start;
 mod stop;
 mod straggler;
+mod workspaces;

@@ -676,9 +676,11 @@ fn a_stored_queue_of_another_version_is_refused() {
     let json = QueueSpec::Command(CommandSpec::new(vec!["x".into()], &limits)).to_json();
     assert_eq!(
         json,
-        r#"{"executor":"command/1","argv":["x"],"timeout":"1h","env":{},"env_pass":["PATH","HOME","LANG","LC_ALL","TZ"],"cwd":"","success":[0],"retry":[75],"permanent":[],"otherwise":"retry","max_running":0,"result_bytes":"1MiB"}"#
+        r#"{"executor":"command/1","argv":["x"],"timeout":"1h","env":{},"env_pass":["PATH","HOME","LANG","LC_ALL","TZ"],"cwd":"","workspace":false,"success":[0],"retry":[75],"permanent":[],"otherwise":"retry","max_running":0,"result_bytes":"1MiB"}"#
     );
     assert!(QueueSpec::from_json(&json).is_ok());
+    // Stored before there were workspaces.
+    assert!(QueueSpec::from_json(&json.replace(r#""workspace":false,"#, "")).is_ok());
     for other in [
         json.replace("command/1", "command/2"),
         json.replace(r#""cwd""#, r#""new":1,"cwd""#),

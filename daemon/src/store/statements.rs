@@ -17,6 +17,8 @@ statements! {
     BATCH_BY_ID = "batch_by_id";
     /// The batch an owner submitted under a key, with what it was submitted as.
     BATCH_BY_KEY = "batch_by_key";
+    /// Of some batches, those that have not ended or ended less than so long ago.
+    BATCHES_IN_USE = "batches_in_use";
     /// What a worker has to know of a batch to run its items.
     BATCH_WORK = "batch_work";
     /// Batches, newest first, before an id; of one owner, queue, state or of all.
@@ -67,7 +69,7 @@ statements! {
     HAND_IN = "hand_in";
     /// A batch whose items are stored in the same transaction; nothing when its owner used the key before.
     INSERT_BATCH = "insert_batch";
-    /// Keys and inputs of claimed positions, read after the claim's commit (L3).
+    /// Keys, inputs and criteria of claimed positions, read after the claim's commit (L3).
     ITEM_INPUTS = "item_inputs";
     /// Seconds until an item or a batch of some queues that waits for its time may be claimed.
     NEXT_DUE = "next_due";
@@ -119,6 +121,8 @@ statements! {
     STAGED_ITEMS = "staged_items";
     /// The turn to do the full sweep, if the last one is old enough.
     TAKE_SWEEP = "take_sweep";
+    /// Of some threads, those with a batch that has not ended or ended less than so long ago.
+    THREADS_IN_USE = "threads_in_use";
     /// Batches by id, to be verified one after the other.
     VERIFY_BATCHES = "verify_batches";
     /// Whether the counts, floors and ends of a batch fit its rows.

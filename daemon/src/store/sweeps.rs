@@ -81,6 +81,41 @@ impl Database {
         Ok(())
     }
 
+    /// Of these batches, those that have not ended or ended less than `within` ago.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn batches_in_use(
+        &self,
+        batches: &[BatchId],
+        within: Duration,
+    ) -> Result<Vec<BatchId>, StoreError> {
+        let batches: Vec<Uuid> = batches.iter().map(|batch| batch.uuid()).collect();
+        let parameters: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&batches, Type::UUID_ARRAY), (&within.as_secs_f64(), Type::FLOAT8)];
+        let rows = self.query(statements::BATCHES_IN_USE, &parameters).await?;
+        Ok(rows.iter().map(|row| BatchId::from_uuid(row.get::<_, Uuid>(0))).collect())
+    }
+
+    /// Of these threads, each with its owner, those that have such a batch.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn threads_in_use(
+        &self,
+        threads: &[(&str, &str)],
+        within: Duration,
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let (owners, names): (Vec<&str>, Vec<&str>) = threads.iter().copied().unzip();
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
+            (&owners, Type::TEXT_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&within.as_secs_f64(), Type::FLOAT8),
+        ];
+        let rows = self.query(statements::THREADS_IN_USE, &parameters).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
     async fn batch_ids(&self, sql: &str) -> Result<Vec<BatchId>, StoreError> {
         let rows = self.query(sql, &[]).await?;
         Ok(rows.iter().map(|row| BatchId::from_uuid(row.get::<_, Uuid>(0))).collect())

@@ -1,18 +1,20 @@
 //! Removing places that nobody uses any more.
 
 use std::io;
+use std::ops::AddAssign;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, renameat, statat, unlinkat};
 use rustix::io::{Errno, Result};
 use time::{Duration, OffsetDateTime};
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 use uuid::Uuid;
 
 use super::local::{NEW, Root, TRASH};
 use super::names::{self, Below};
 use super::place::{Locked, Locking, open_dir};
-use super::{LocalWorkspaces, remove_tree};
+use super::remove_tree;
 use crate::model::BatchId;
 
 /// What was put together for longer than this was left by a process that died.
@@ -48,63 +50,66 @@ pub struct Cleaned {
     pub failed: usize,
 }
 
-impl LocalWorkspaces {
-    /// The batches and threads whose directories were last touched before `before`. Whether they
-    /// may go is for the caller to say. Blocking.
-    ///
-    /// # Errors
-    /// When the root cannot be read.
-    pub fn untouched(&self, before: OffsetDateTime) -> io::Result<Vec<Used>> {
-        let Some(root) = self.root()? else { return Ok(Vec::new()) };
-        let mut found = Vec::new();
-        for owner in entries(&root.dir)? {
-            let Some(name) = names::owner(&owner) else { continue };
-            let Ok(dir) = open_dir(&root.dir, &owner) else { continue };
-            for entry in entries(&dir)? {
-                let used = match names::below_owner(&entry) {
-                    Some(Below::Batch(batch)) => Used::Batch { owner: name.clone(), batch },
-                    Some(Below::Thread(thread)) => Used::Thread { owner: name.clone(), thread },
-                    None => continue,
-                };
-                if touched(&dir, &entry).is_ok_and(|at| at <= before.unix_timestamp()) {
-                    found.push(used);
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// Removes the places of these batches and threads that were last held before `before` and are
-    /// not held now, and what earlier clean-ups left. Follows no link. Blocking.
-    ///
-    /// # Errors
-    /// When the root cannot be read. What happens to single places is in the answer.
-    pub fn clean(&self, unused: &[Used], before: OffsetDateTime) -> io::Result<Cleaned> {
-        let Some(root) = self.root()? else { return Ok(Cleaned::default()) };
-        let mut cleaner = Cleaner {
-            trash: open_dir(&root.own, TRASH)?,
-            before: before.unix_timestamp(),
-            done: Cleaned::default(),
-        };
-        for used in unused {
-            if let Err(error) = cleaner.clean(&root, used) {
-                debug!(?used, %error, "workspaces could not be cleaned");
-                cleaner.done.failed += 1;
-            }
-        }
-        cleaner.empty_trash()?;
-        remove_left_behind(&open_dir(&root.own, NEW)?, before)?;
-        Ok(cleaner.done)
+impl AddAssign for Cleaned {
+    fn add_assign(&mut self, other: Self) {
+        self.removed += other.removed;
+        self.held += other.held;
+        self.failed += other.failed;
     }
 }
 
-struct Cleaner {
+/// See [`Workspaces::untouched`](super::Workspaces::untouched).
+pub(super) fn untouched(root: &Root, before: OffsetDateTime) -> io::Result<Vec<Used>> {
+    let mut found = Vec::new();
+    for name in entries(&root.dir)? {
+        let Some(owner) = names::owner(&name) else { continue };
+        let Ok(dir) = open_dir(&root.dir, &name) else { continue };
+        for name in entries(&dir)? {
+            let used = match names::below_owner(&name) {
+                Some(Below::Batch(batch)) => Used::Batch { owner: owner.clone(), batch },
+                Some(Below::Thread(thread)) => Used::Thread { owner: owner.clone(), thread },
+                None => continue,
+            };
+            if touched(&dir, &name).is_ok_and(|at| at <= before.unix_timestamp()) {
+                found.push(used);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// See [`Workspaces::clean`](super::Workspaces::clean).
+pub(super) fn clean(
+    root: &Root,
+    unused: &[Used],
+    before: OffsetDateTime,
+    stop: &CancellationToken,
+) -> io::Result<Cleaned> {
+    let mut cleaner = Cleaner {
+        trash: open_dir(&root.own, TRASH)?,
+        before: before.unix_timestamp(),
+        stop,
+        done: Cleaned::default(),
+    };
+    for used in unused {
+        if let Err(error) = cleaner.clean(root, used) {
+            debug!(?used, %error, "workspaces could not be cleaned");
+            cleaner.done.failed += 1;
+        }
+    }
+    cleaner.empty_trash()?;
+    remove_left_behind(&open_dir(&root.own, NEW)?, before)?;
+    Ok(cleaner.done)
+}
+
+struct Cleaner<'a> {
     trash: OwnedFd,
     before: i64,
+    stop: &'a CancellationToken,
     done: Cleaned,
 }
 
-impl Cleaner {
+impl Cleaner<'_> {
     fn clean(&mut self, root: &Root, used: &Used) -> Result<()> {
         let (owner, name) = match used {
             Used::Batch { owner, batch } => (owner, Some(names::of_batch(*batch))),
@@ -121,6 +126,9 @@ impl Cleaner {
                     return Ok(());
                 };
                 for position in entries(&batch)? {
+                    if self.stop.is_cancelled() {
+                        return Ok(());
+                    }
                     self.clean_place(&batch, &position);
                 }
                 remove_empty(&parent, &name)?;
@@ -168,6 +176,9 @@ impl Cleaner {
     /// What another clean-up began; nobody can hold it.
     fn empty_trash(&self) -> Result<()> {
         for name in entries(&self.trash)? {
+            if self.stop.is_cancelled() {
+                break;
+            }
             if let Err(error) = remove_tree(&self.trash, name.as_str()) {
                 debug!(name, %error, "what is left of a workspace could not be removed");
             }

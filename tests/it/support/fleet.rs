@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast::clock::{Clock, SystemClock};
 use holdfast::config::{CommandSpec, QueueSpec, Settings};
 use holdfast::execute::spawn::spawn_with_death_signal;
-use holdfast::model::{BatchId, LeaseId, WorkerId};
+use holdfast::model::{BatchId, LeaseId, Principal, WorkerId};
 use holdfast::store::{
     BatchRecord, BatchRow, ControlAnswer, ControlVerb, Database, DatabaseOptions, Event,
 };
@@ -107,6 +107,16 @@ impl Fleet {
         self.folder.path().join(name)
     }
 
+    /// The root of the items' directories.
+    pub(crate) fn workspaces(&self) -> PathBuf {
+        self.file("workspaces")
+    }
+
+    /// Makes an empty file beside the marks.
+    pub(crate) fn touch(&self, name: &str) {
+        File::create(self.file(name)).unwrap();
+    }
+
     /// Starts a worker process.
     pub(crate) fn start(&self) -> WorkerProcess {
         self.start_with(&[])
@@ -136,6 +146,7 @@ impl Fleet {
             // What killed workers leave behind goes with the test.
             .env("TMPDIR", self.folder.path())
             .envs(variables.iter().copied())
+            .env("HOLDFAST__WORKSPACE__ROOT", self.workspaces())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).unwrap())
@@ -427,7 +438,7 @@ impl Submission {
             priority: 0,
             not_before: self.not_before,
             traceparent: None,
-            principal: None,
+            principal: Some(Principal { owner: batch.owner.clone(), role: "submitter".to_owned() }),
         };
         let items: Vec<_> = spooled.items().unwrap().map(Result::unwrap).collect();
         let (send, receive) = mpsc::channel(1);

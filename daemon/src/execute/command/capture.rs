@@ -65,6 +65,17 @@ impl Tail {
         }
     }
 
+    /// What is kept, at most [`TAIL_BYTES`]; nothing is kept then.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.trim();
+        std::mem::take(&mut self.kept)
+    }
+
+    /// Whether something was ever left out.
+    pub(super) fn is_cut(&self) -> bool {
+        self.truncated
+    }
+
     fn trim(&mut self) {
         let excess = self.kept.len().saturating_sub(TAIL_BYTES);
         self.kept.drain(..excess);

@@ -16,27 +16,41 @@ pub(super) enum Stream {
     Error,
 }
 
-/// Both streams of a process as they came, in bounded memory.
+/// Both streams of a process as they came, line by line, in bounded memory.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
     tail: Tail,
     bytes: u64,
     digest: Sha256,
-    /// Where the last bytes came from, while their line goes on.
-    open_line: Option<Stream>,
+    /// The line that each stream has not ended yet. What one says must neither join nor split a
+    /// line of the other: `not ` and `ok` apart would read as a pass.
+    open: [Tail; 2],
 }
 
 impl Recording {
     pub(super) fn push(&mut self, stream: Stream, bytes: &[u8]) {
-        let Some(last) = bytes.last() else { return };
-        // What one stream left of a line must not join what the other says.
-        if self.open_line.is_some_and(|open| open != stream) {
-            self.tail.push(b"\n");
-        }
-        self.open_line = (*last != b'\n').then_some(stream);
-        self.tail.push(bytes);
         self.bytes += bytes.len() as u64;
         self.digest.update(bytes);
+        let open = &mut self.open[stream as usize];
+        let ended = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        if ended > 0 {
+            self.tail.push(&open.take());
+        }
+        self.tail.push(&bytes[..ended]);
+        open.push(&bytes[ended..]);
+    }
+
+    /// The end of everything printed, and whether something is missing before it.
+    fn into_text(mut self) -> (String, bool) {
+        let [out, error] = self.open.each_mut().map(Tail::take);
+        self.tail.push(&out);
+        if !out.is_empty() && !error.is_empty() {
+            self.tail.push(b"\n");
+        }
+        self.tail.push(&error);
+        let cut_inside = self.open.iter().any(Tail::is_cut);
+        let (text, cut) = self.tail.into_raw_text();
+        (text, cut || cut_inside)
     }
 }
 
@@ -66,8 +80,8 @@ pub(super) fn evidence(
         (Cause::Exited, Exit::Status(0)) => SUCCESS,
         (Cause::Exited | Cause::TimedOut | Cause::Stopped, _) => FAILURE,
     });
-    let Recording { tail, bytes, digest, .. } = recording;
-    let (printed, truncated) = tail.into_raw_text();
+    let (output_bytes, digest) = (recording.bytes, recording.digest.clone());
+    let (printed, output_truncated) = recording.into_text();
     let (command, command_truncated) = ran.command;
     Evidence {
         seq: 0,
@@ -83,8 +97,8 @@ pub(super) fn evidence(
         status: status.map(str::to_owned),
         status_marker: None,
         output_tail: output_tail(&printed).to_owned(),
-        output_bytes: bytes,
-        output_truncated: truncated,
+        output_bytes,
+        output_truncated,
         shell_persistent: Some(false),
         cwd: ran.cwd,
         output_sha256: digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -122,18 +136,23 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_both_streams_is_kept_and_no_line_is_joined() {
+    fn the_end_of_both_streams_is_kept_and_no_line_is_joined_or_split() {
         let mut recording = Recording::default();
-        recording.push(Stream::Out, b"10");
-        recording.push(Stream::Out, b" passed");
-        recording.push(Stream::Error, b" failed\n");
-        recording.push(Stream::Out, b"OK\r\n");
+        for (stream, bytes) in [
+            (Stream::Out, "not"),
+            (Stream::Error, "a warn"),
+            (Stream::Out, " "),
+            (Stream::Error, "ing\nOK"),
+            (Stream::Out, "ok 1\nok 2"),
+        ] {
+            recording.push(stream, bytes.as_bytes());
+        }
 
         let record = of(recording, Cause::Exited, Some(Exit::Status(0)));
 
-        assert_eq!(record.output_tail, "10 passed\n failed\nOK\r\n");
-        assert_eq!((record.output_bytes, record.output_truncated), (21, false));
-        let whole = Sha256::digest(b"10 passed failed\nOK\r\n");
+        assert_eq!(record.output_tail, "a warning\nnot ok 1\nok 2\nOK");
+        assert_eq!((record.output_bytes, record.output_truncated), (25, false));
+        let whole = Sha256::digest(b"nota warn ing\nOKok 1\nok 2");
         assert_eq!(record.output_sha256, format!("{whole:x}"));
     }
 
@@ -146,6 +165,18 @@ mod tests {
         let record = of(recording, Cause::Exited, Some(Exit::Status(0)));
         assert_eq!(record.output_tail.chars().count(), 1000);
         assert!(record.output_tail.ends_with("é9998\né9999\n"));
+        assert!(record.output_truncated);
+    }
+
+    #[test]
+    fn a_line_without_end_is_bounded_and_its_beginning_is_no_line() {
+        let mut recording = Recording::default();
+        recording.push(Stream::Out, b"not ");
+        for _ in 0..4_000 {
+            recording.push(Stream::Out, "ok 1 😀".as_bytes());
+        }
+        let record = of(recording, Cause::Exited, Some(Exit::Status(0)));
+        assert_eq!(record.output_tail.chars().count(), 1000);
         assert!(record.output_truncated);
     }
 }
