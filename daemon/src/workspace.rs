@@ -296,7 +296,7 @@ mod tests {
     fn access() -> Access {
         let roles = [("may", vec![Permission::Workspace]), ("may-not", Vec::new())];
         let roles = roles.into_iter().map(|(name, list)| (name.to_owned(), list));
-        Access { role: "may".to_owned(), roles: BTreeMap::from_iter(roles) }
+        Access { role: "may".to_owned(), roles: roles.collect::<BTreeMap<_, _>>() }
     }
 
     fn asked(principal: Option<(&str, &str)>) -> (usize, Refusal) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::Global;
@@ -48,18 +49,44 @@ pub(super) struct DevArguments {
 
 pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Exit, CliError> {
     // The server outlives the runtime, so that the worker can hand in to its end.
-    let server = match &global.database_url {
-        Some(_) => None,
-        None => Some(start_server(data(arguments)?, arguments.pg_bin.as_deref())?),
-    };
-    let mut sources = sources(global);
-    if let Some(server) = &server {
-        sources = sources.with_flag("holdfast dev", "database.url", server.url("postgres"));
+    if global.database_url.is_some() {
+        let settings = Arc::new(Settings::load(&sources(global))?);
+        return block_on(develop(settings, arguments.no_worker, global.json));
     }
-    let settings = Arc::new(Settings::load(&sources)?);
-    let ended = block_on(develop(settings, arguments.no_worker, global.json));
-    drop(server);
+    let data = data(arguments)?;
+    let server = start_server(data.clone(), arguments.pg_bin.as_deref())?;
+    let sources = sources(global).with_flag("holdfast dev", "database.url", server.url("postgres"));
+    let mut settings = Settings::load(&sources)?;
+    let workspaces = private_workspaces(&mut settings, &data)?;
+    let ended = block_on(develop(Arc::new(settings), arguments.no_worker, global.json));
+    drop((server, workspaces));
     ended
+}
+
+/// Puts the directories of items beside the private database that knows their batches, where the
+/// configuration names no place. The folder in the answer goes when it is dropped.
+pub(super) fn private_workspaces(
+    settings: &mut Settings,
+    data: &DataDir,
+) -> Result<Option<TempDir>, CliError> {
+    let root = &mut settings.workspace.root;
+    if root.is_some() {
+        return Ok(None);
+    }
+    let (folder, kept) = match data {
+        DataDir::State(folder) => (std::path::absolute(folder), None),
+        DataDir::Ephemeral => {
+            let folder = TempDir::with_prefix("holdfast-workspaces-").map_err(no_place)?;
+            (Ok(folder.path().to_owned()), Some(folder))
+        }
+    };
+    let path = folder.map_err(no_place)?.join("workspaces").into_os_string().into_string();
+    *root = Some(path.map_err(|_| no_place("the path of its folder is not UTF-8"))?);
+    Ok(kept)
+}
+
+fn no_place(error: impl std::fmt::Display) -> CliError {
+    CliError::new(Exit::Internal, format!("find a place for the items' directories: {error}"))
 }
 
 fn data(arguments: &DevArguments) -> Result<DataDir, CliError> {

@@ -12,7 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::Global;
 use super::context::{block_on, connect, sources};
-use super::dev::start_server;
+use super::dev::{private_workspaces, start_server};
 use super::exit::{CliError, Exit};
 use super::output::remark;
 use super::submit::{Input, read, store, wrong_flags};
@@ -106,11 +106,12 @@ pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, Cli
         None => DataDir::Ephemeral,
         Some(key) => DataDir::State(embedded::default_state_dir()?.join("run").join(folder(key))),
     };
-    let server = start_server(data, arguments.pg_bin.as_deref())?;
-    let settings = Arc::new(settings(global, arguments, Some(server.url("postgres")))?);
+    let server = start_server(data.clone(), arguments.pg_bin.as_deref())?;
+    let mut settings = settings(global, arguments, Some(server.url("postgres")))?;
+    let workspaces = private_workspaces(&mut settings, &data)?;
     // The server outlives the runtime, so that the worker can hand in to its end.
-    let ended = block_on(all(&settings, submission, input, arguments, global.json));
-    drop(server);
+    let ended = block_on(all(&Arc::new(settings), submission, input, arguments, global.json));
+    drop((server, workspaces));
     ended
 }
 

@@ -56,10 +56,15 @@ fn encode(text: &str, escape_first: bool) -> Option<String> {
         if plain && !(escape_first && at == 0) {
             name.push(char::from(byte));
         } else {
-            name.push_str(&format!("%{byte:02X}"));
+            name.push('%');
+            name.extend([byte >> 4, byte & 15].map(hex));
         }
     }
     (1..=NAME_MAX).contains(&name.len()).then_some(name)
+}
+
+fn hex(digit: u8) -> char {
+    char::from_digit(digit.into(), 16).expect("half a byte").to_ascii_uppercase()
 }
 
 fn decode(name: &str) -> Option<String> {

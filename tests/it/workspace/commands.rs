@@ -6,7 +6,7 @@ use std::path::Path;
 use holdfast::check::{CheckInput, Workspace, judge, needs_workspace};
 use holdfast::execute::command::CommandSpec;
 use holdfast::execute::{Execution, ExecutionEnd};
-use holdfast::model::{Finding, Position};
+use holdfast::model::{Finding, Leaf, Position};
 use holdfast::workspace::Refusal;
 
 use super::support::{Bench, sh};
@@ -130,7 +130,7 @@ async fn allowed_reads_the_real_file_and_lets_go_of_it() {
         virtual_prefix: gate.virtual_prefix(),
     });
 
-    let findings = verdict.unwrap().leaves().iter().map(|leaf| leaf.finding()).collect::<Vec<_>>();
+    let findings = verdict.unwrap().leaves().iter().map(Leaf::finding).collect::<Vec<_>>();
     assert_eq!(findings, [Finding::Holds, Finding::Holds, Finding::Unchecked]);
     assert_eq!(bench.clean().held, 1);
     drop(holder);

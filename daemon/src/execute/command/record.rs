@@ -101,7 +101,7 @@ pub(super) fn evidence(
         output_truncated,
         shell_persistent: Some(false),
         cwd: ran.cwd,
-        output_sha256: digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+        output_sha256: format!("{:x}", digest.finalize()),
     }
 }
 
