@@ -1,4 +1,4 @@
-//! Behind PgBouncer in transaction mode: every transaction may run in another session.
+//! Behind `PgBouncer` in transaction mode: every transaction may run in another session.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -129,13 +129,13 @@ async fn assert_clean_sessions(pooler: &Pooler, direct: &Client) {
 }
 
 /// Submits by the command, as a process of its own.
-async fn submit(fleet: &Fleet, pooler: &Pooler, number: usize) -> bool {
-    let lines: String = (0..200).map(|n| format!("{{\"key\":\"k{n}\",\"input\":{n}}}\n")).collect();
+async fn submit(fleet: &Fleet, pooler: &Pooler, number: usize) {
+    let lines: Vec<String> =
+        (0..200).map(|n| format!("{{\"key\":\"k{n}\",\"input\":{n}}}\n")).collect();
     let file = pooler.folder.path().join(format!("items-{number}.jsonl"));
-    fs::write(&file, lines).unwrap();
+    fs::write(&file, lines.concat()).unwrap();
     let submitted = holdfast(fleet, &["submit", file.to_str().unwrap(), "--queue", QUEUE]).await;
     assert!(submitted.status.success(), "{}", String::from_utf8_lossy(&submitted.stderr));
-    true
 }
 
 async fn holdfast(fleet: &Fleet, arguments: &[&str]) -> std::process::Output {

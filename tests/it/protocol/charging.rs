@@ -89,7 +89,7 @@ async fn workers_are_excused_when_the_database_changed_since_they_were_last_hear
     let away = async |disturbed_at| bed.store.was_away(batch, disturbed_at).await.unwrap();
 
     assert!(!away(None).await);
-    assert!(!away(Some(now - Duration::from_secs(3_600))).await, "long before its renewal");
+    assert!(!away(Some(now - Duration::from_hours(1))).await, "long before its renewal");
     assert!(away(Some(now)).await, "its clock, start or timeline changed");
 
     // Another timeline raised the epoch, whoever asks.

@@ -92,7 +92,7 @@ async fn a_worker_ends_when_what_it_claimed_cannot_be_begun_for_a_panic() {
     let only = Arc::new(Only(Arc::new(Noop)));
     let worker = InProcess::start(settings(fleet.url(), 2), only, clock);
     fleet.ended(batch).await;
-    assert_eq!(worker.drain().await.faulty, false);
+    assert!(!worker.drain().await.faulty);
     assert_invariants(&fleet.sql, batch).await;
 }
 
