@@ -14,7 +14,7 @@ use holdfast::clock::{BootInstant, Clock, SystemClock};
 use holdfast::config::{CommandSpec, QueueSpec, Settings};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{BatchId, QueueName};
+use holdfast::model::{BatchId, QueueName, WorkerId};
 use holdfast::store::{
     BatchWork, ControlAnswer, ControlVerb, Database, Event, StoreError, Stored, migrate,
 };
@@ -86,6 +86,8 @@ impl Holdfast {
             executors: Arc::new(Only(executor)),
             workspaces: Arc::new(LocalWorkspaces::new("/nonexistent".into(), String::new())),
             queues: vec![queue()],
+            id: WorkerId::generate(),
+            trust_watch: None,
         });
         let (stop, stopped) = watch::channel(StopRequest::Run);
         let mut task = JoinSet::new();

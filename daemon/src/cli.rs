@@ -23,7 +23,7 @@ mod workers;
 
 use clap::{Args, Parser, Subcommand};
 
-pub use self::exit::{CliError, Exit};
+pub use self::exit::{CliError, Exit, Status};
 
 /// Arguments that every command takes.
 #[derive(Args, Clone, Debug)]
@@ -104,6 +104,9 @@ enum Command {
     Check(check::CheckArguments),
     Migrate(migrate::MigrateArguments),
     Config(config::ConfigArguments),
+    /// Start and end the executions of one worker; its guard starts it.
+    #[command(hide = true, after_help = "Examples:\n  none: it is part of `holdfast worker`")]
+    Keeper,
 }
 
 /// Parses the arguments, runs the command, and answers the exit code.
@@ -117,7 +120,7 @@ pub fn main() -> std::process::ExitCode {
     drop(rustls::crypto::ring::default_provider().install_default());
     let json = arguments.global.json;
     match run(arguments) {
-        Ok(exit) => exit.into(),
+        Ok(status) => status.into(),
         Err(error) => {
             output::print_error(&error, json);
             error.exit().into()
@@ -147,12 +150,12 @@ fn refuse(error: &clap::Error) -> std::process::ExitCode {
     Exit::Usage.into()
 }
 
-fn run(arguments: Arguments) -> Result<Exit, CliError> {
+fn run(arguments: Arguments) -> Result<Status, CliError> {
     let global = &arguments.global;
-    match arguments.command {
-        Command::Worker(arguments) => worker::run(global, arguments),
-        Command::Dev(arguments) => dev::run(global, &arguments),
-        Command::Run(arguments) => run::run(global, &arguments),
+    let exit = match arguments.command {
+        Command::Worker(arguments) => return worker::run(global, arguments),
+        Command::Dev(arguments) => return dev::run(global, &arguments),
+        Command::Run(arguments) => return run::run(global, &arguments),
         Command::Submit(arguments) => submit::run(global, &arguments),
         Command::Watch(arguments) => watch::run(global, &arguments),
         Command::Show(arguments) => show::run_show(global, &arguments),
@@ -171,7 +174,9 @@ fn run(arguments: Arguments) -> Result<Exit, CliError> {
         Command::Check(arguments) => check::run(global, &arguments),
         Command::Migrate(arguments) => migrate::run(global, &arguments),
         Command::Config(arguments) => config::run(global, &arguments),
-    }
+        Command::Keeper => worker::keep(),
+    }?;
+    Ok(exit.into())
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! what becomes of the item.
 
 pub mod command;
+pub mod keeper;
+pub(crate) mod processes;
 pub mod spawn;
 pub mod spawner;
 

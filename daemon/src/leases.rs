@@ -91,10 +91,15 @@ enum Doing {
     Checking,
 }
 
+/// Is told until when a lease is trusted, before anything runs under it and whenever that moves; none
+/// when it is no longer held. Called under the lock of the table: it must not wait.
+pub type TrustWatch = Arc<dyn Fn(LeaseId, Option<BootInstant>) + Send + Sync>;
+
 /// The table of leases held.
 pub struct Leases {
     clock: Arc<dyn Clock>,
     trust: Duration,
+    watch: Option<TrustWatch>,
     held: Mutex<HashMap<LeaseId, Held>>,
     /// Nothing begins any more; changed under the lock of the table.
     closed: AtomicBool,
@@ -124,9 +129,22 @@ impl Leases {
         Self {
             clock,
             trust,
+            watch: None,
             held: Mutex::default(),
             closed: AtomicBool::new(false),
             cancelled: Mutex::default(),
+        }
+    }
+
+    /// The same, with `watch` told of every trust deadline.
+    #[must_use]
+    pub fn watched_by(self, watch: Option<TrustWatch>) -> Self {
+        Self { watch, ..self }
+    }
+
+    fn tell(&self, lease: LeaseId, trusted_until: Option<BootInstant>) {
+        if let Some(watch) = &self.watch {
+            watch(lease, trusted_until);
         }
     }
 
@@ -142,6 +160,7 @@ impl Leases {
         } else if self.closed.load(Ordering::Relaxed) {
             held.stop(StopCause::Drained);
         }
+        self.tell(lease, Some(trusted_until));
         table.insert(lease, held);
     }
 
@@ -171,6 +190,7 @@ impl Leases {
         let left = held.trusted_until.since(now);
         if !left.is_zero() {
             held.trusted_until = held.trusted_until.max(asked_at + self.trust);
+            self.tell(lease, Some(held.trusted_until));
         }
         Some(left)
     }
@@ -265,6 +285,7 @@ impl Leases {
             held.items.remove(&position);
             if held.items.is_empty() {
                 table.remove(&lease);
+                self.tell(lease, None);
             }
         }
     }

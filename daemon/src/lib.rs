@@ -19,6 +19,7 @@ pub mod execute;
 pub mod export;
 pub mod fault;
 pub mod finish;
+pub mod guard;
 pub mod health;
 pub mod heartbeat;
 pub mod leases;

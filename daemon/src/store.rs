@@ -16,6 +16,7 @@ pub mod migrate;
 mod notify;
 mod protocol;
 mod recovery;
+mod release;
 pub mod statements;
 mod submission;
 mod sweeps;
@@ -37,5 +38,6 @@ pub use protocol::{
     ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
 pub use recovery::RecoveryPlan;
+pub use release::DeadLease;
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use workers::WorkerRow;

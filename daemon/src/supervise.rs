@@ -32,7 +32,7 @@ use crate::fault::Fault;
 use crate::finish::{Finisher, Grouping};
 use crate::health::HealthState;
 use crate::heartbeat::Heartbeat;
-use crate::leases::{Leases, StopCause};
+use crate::leases::{Leases, StopCause, TrustWatch};
 use crate::model::{LeaseId, Position, QueueName, WorkerId, WorkerState};
 use crate::reap::{Reaper, SweepPolicy};
 use crate::recheck::{RecheckPolicy, Rechecker, Retaken};
@@ -92,6 +92,10 @@ pub struct WorkerParts {
     pub checkers: Arc<dyn Checkers>,
     /// The queues to serve.
     pub queues: Vec<QueueName>,
+    /// The identity of this start, where somebody else has to know it.
+    pub id: WorkerId,
+    /// Who else holds the trust deadlines of what runs.
+    pub trust_watch: Option<TrustWatch>,
 }
 
 /// How the database is reached by these settings, as `application`.
@@ -137,9 +141,10 @@ impl Worker {
     #[must_use]
     pub fn new(parts: WorkerParts) -> Self {
         let settings = Arc::clone(&parts.settings);
-        let id = WorkerId::generate();
+        let id = parts.id;
         let ttl = settings.lease.ttl;
-        let leases = Arc::new(Leases::new(Arc::clone(&parts.clock), settings.lease.trust()));
+        let leases = Leases::new(Arc::clone(&parts.clock), settings.lease.trust());
+        let leases = Arc::new(leases.watched_by(parts.trust_watch.clone()));
         let slots = Slots::new(usize::from(settings.worker.execution_slots));
         let wakeups = Arc::new(Wakeups::default());
         let checks = CheckSlots::new(

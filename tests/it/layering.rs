@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("attempt", &["store", "capacity", "leases", "execute", "check", "finish", "heartbeat"]),
     ("reap", &["store"]),
     ("recheck", &["store", "capacity", "leases", "workspace"]),
+    ("guard", &["store", "execute", "supervise"]),
     ("export", &["store"]),
     (
         "supervise",
@@ -60,6 +61,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "embedded",
             "execute",
             "attempt",
+            "guard",
+            "leases",
             "check",
             "workspace",
         ],

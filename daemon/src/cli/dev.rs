@@ -9,11 +9,12 @@ use tokio::sync::watch;
 
 use super::Global;
 use super::context::{block_on, sources};
-use super::exit::{CliError, Exit};
+use super::exit::{CliError, Exit, Status};
 use super::output::{print_json, print_line, remark};
-use super::worker::serve;
+use super::worker::{guarded, serve};
 use crate::config::Settings;
 use crate::embedded::{self, DataDir, EmbeddedError, EmbeddedOptions, EmbeddedPostgres};
+use crate::guard::Seat;
 use crate::store::migrate;
 use crate::supervise::StopRequest;
 use crate::supervise::signals::StopSignals;
@@ -47,18 +48,23 @@ pub(super) struct DevArguments {
     no_worker: bool,
 }
 
-pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Exit, CliError> {
+pub(super) fn run(global: &Global, arguments: &DevArguments) -> Result<Status, CliError> {
+    let draft = Arc::new(Settings::load(&sources(global))?);
+    guarded(&draft, false, |seat| start(global, arguments, seat))
+}
+
+fn start(global: &Global, arguments: &DevArguments, seat: Seat) -> Result<Exit, CliError> {
     // The server outlives the runtime, so that the worker can hand in to its end.
     if global.database_url.is_some() {
         let settings = Arc::new(Settings::load(&sources(global))?);
-        return block_on(develop(settings, arguments.no_worker, global.json));
+        return block_on(develop(settings, seat, arguments.no_worker, global.json));
     }
     let data = data(arguments)?;
     let server = start_server(data.clone(), arguments.pg_bin.as_deref())?;
     let sources = sources(global).with_flag("holdfast dev", "database.url", server.url("postgres"));
     let mut settings = Settings::load(&sources)?;
     let workspaces = private_workspaces(&mut settings, &data)?;
-    let ended = block_on(develop(Arc::new(settings), arguments.no_worker, global.json));
+    let ended = block_on(develop(Arc::new(settings), seat, arguments.no_worker, global.json));
     drop((server, workspaces));
     ended
 }
@@ -111,7 +117,12 @@ pub(super) fn start_server(
     Ok(server)
 }
 
-async fn develop(settings: Arc<Settings>, no_worker: bool, json: bool) -> Result<Exit, CliError> {
+async fn develop(
+    settings: Arc<Settings>,
+    seat: Seat,
+    no_worker: bool,
+    json: bool,
+) -> Result<Exit, CliError> {
     let url = settings.database_url()?.expose().to_owned();
     migrate::up(&url, None).await?;
     if json {
@@ -120,7 +131,7 @@ async fn develop(settings: Arc<Settings>, no_worker: bool, json: bool) -> Result
         print_line(&url)?;
     }
     if !no_worker {
-        return serve(settings).await;
+        return serve(settings, seat).await;
     }
     let signals = StopSignals::take()
         .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;

@@ -82,6 +82,22 @@ impl Exit {
     }
 }
 
+/// The exit status of the program: one of its own, or that of the worker it guarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub(super) u8);
+
+impl From<Exit> for Status {
+    fn from(exit: Exit) -> Self {
+        Self(exit.code())
+    }
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        Self::from(status.0)
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())

@@ -13,18 +13,22 @@ use tokio::task::{JoinError, JoinSet};
 use super::Global;
 use super::context::{block_on, connect, sources};
 use super::dev::{private_workspaces, start_server};
-use super::exit::{CliError, Exit};
+use super::exit::{CliError, Exit, Status};
 use super::output::remark;
 use super::submit::{Input, read, store, wrong_flags};
 use super::watch::{Display, to_the_end};
-use super::worker::{executors, init_telemetry, workspaces};
+use super::worker::{
+    executors, guarded, init_telemetry, keeper, keeper_is_gone, trust_watch, workspaces,
+};
 use super::{export, watch};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{CommandSpec, QueueSpec, Settings};
 use crate::embedded::{self, DataDir};
+use crate::execute::keeper::Keeper;
 use crate::export::{ENDED, Export};
+use crate::guard::Seat;
 use crate::health::{HealthLimits, HealthState};
-use crate::model::{QueueName, VerdictClass};
+use crate::model::{QueueName, VerdictClass, WorkerId};
 use crate::store::{BatchRow, Database, StoreError, migrate};
 use crate::submit::{Form, NewBatch, Submission};
 use crate::supervise::signals::StopSignals;
@@ -89,7 +93,12 @@ pub(super) struct RunArguments {
     command: Vec<String>,
 }
 
-pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, CliError> {
+pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Status, CliError> {
+    let draft = Arc::new(settings(global, arguments, None)?);
+    guarded(&draft, false, |seat| start(global, arguments, seat))
+}
+
+fn start(global: &Global, arguments: &RunArguments, seat: Seat) -> Result<Exit, CliError> {
     // Before the server: a wrong flag or a missing file costs nothing.
     if let Some(file) = &arguments.output {
         export::check_target(file)?;
@@ -110,7 +119,7 @@ pub(super) fn run(global: &Global, arguments: &RunArguments) -> Result<Exit, Cli
     let mut settings = settings(global, arguments, Some(server.url("postgres")))?;
     let workspaces = private_workspaces(&mut settings, &data)?;
     // The server outlives the runtime, so that the worker can hand in to its end.
-    let ended = block_on(all(&Arc::new(settings), submission, input, arguments, global.json));
+    let ended = block_on(all(&Arc::new(settings), seat, submission, input, arguments, global.json));
     drop((server, workspaces));
     ended
 }
@@ -164,6 +173,7 @@ fn submission(settings: &Settings, arguments: &RunArguments) -> Result<Submissio
 /// Submits, works, follows, prints.
 async fn all(
     settings: &Arc<Settings>,
+    seat: Seat,
     submission: Submission,
     input: Input,
     arguments: &RunArguments,
@@ -174,7 +184,8 @@ async fn all(
     let admitted = read(submission, input, settings, json).await?;
     let batch = store(admitted, &database, json).await?.batch();
 
-    let worker = worker(settings, &database)?;
+    let keeper = keeper(settings, seat.link)?;
+    let worker = worker(settings, &database, &keeper, seat.worker)?;
     let telemetry = init_telemetry(settings, &worker.id().to_string())?;
     let (stop, stopped) = channel(StopRequest::Run);
     let mut working = JoinSet::new();
@@ -183,6 +194,7 @@ async fn all(
         .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;
     let clock = SystemClock;
     let mut display = Display::new(false);
+    let keeper_lost = keeper.lost();
     let ended: Option<BatchRow> = tokio::select! {
         ended = to_the_end(&database, batch, None, &mut display) => Some(ended?),
         worked = working.join_next() => {
@@ -190,6 +202,7 @@ async fn all(
             None
         }
         () = signals.forward(&clock, &settings.drain, &stop) => None,
+        () = keeper_lost.cancelled() => return Err(keeper_is_gone()),
     };
     display.close();
     // Nothing runs any more when the batch has ended.
@@ -226,7 +239,12 @@ fn could_go_on(
     Ok(())
 }
 
-fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliError> {
+fn worker(
+    settings: &Arc<Settings>,
+    database: &Database,
+    keeper: &Arc<Keeper>,
+    id: WorkerId,
+) -> Result<Worker, CliError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let queue: QueueName = QUEUE.parse().expect("the queue of `holdfast run` has a valid name");
     let build = BuildInfo::current(migrate::OLDEST, migrate::newest());
@@ -237,9 +255,11 @@ fn worker(settings: &Arc<Settings>, database: &Database) -> Result<Worker, CliEr
         clock: Arc::clone(&clock),
         metrics: Arc::new(Metrics::new([queue.clone()], &build)),
         health: Arc::new(HealthState::new(Arc::clone(&clock), limits)),
-        executors: Arc::new(executors(settings, &clock)?),
+        executors: Arc::new(executors(settings, &clock, keeper)?),
         workspaces: workspaces(settings)?,
         checkers: Arc::new(WorkspaceCheckers),
         queues: vec![queue],
+        id,
+        trust_watch: Some(trust_watch(keeper)),
     }))
 }

@@ -9,12 +9,15 @@ use tracing::info;
 
 use super::Global;
 use super::context::{block_on, sources};
-use super::exit::{CliError, Exit};
+use super::exit::{CliError, Exit, Status};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{LogFormat, Settings};
 use crate::embedded;
-use crate::execute::spawn::LocalSpawner;
+use crate::execute::keeper::{self, Keeper, Link};
+use crate::execute::spawner::Spawner;
+use crate::guard::{Guard, Seat};
 use crate::health::{HealthLimits, HealthServer, HealthState};
+use crate::leases::TrustWatch;
 use crate::store::{Database, migrate};
 use crate::supervise::signals::StopSignals;
 use crate::supervise::{
@@ -26,11 +29,14 @@ use crate::workspace::{LocalWorkspaces, Workspaces};
 /// Claims and executes items of its queues until told to stop.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Signals: the first TERM drains (INT: for a short while); a second one, 2 s later or more, stops what
-runs and gives it back; a third ends at once and lets leases lapse.
+The main process is a guard, and the worker its child: whatever becomes of the worker, what it runs
+ends with its lease. A worker that crashes is started again and its items released at once.
 
-Exit codes: 0 drained; 3 executions were stopped; 4 leases may lapse; 70 a part of it panicked;
-69, 75, 78 could not start.
+Signals: the first TERM drains (INT: for a short while); a second one, 2 s later or more, stops what
+runs and gives it back; a third ends at once.
+
+Exit codes: 0 drained; 3 executions were stopped; 4 ended at once; 69, 75, 78 could not start; 70
+crashed too often in a row (worker.restarts).
 
 Examples:
   holdfast worker --config holdfast.toml
@@ -54,9 +60,35 @@ pub(super) struct WorkerArguments {
     log_format: Option<String>,
 }
 
-pub(super) fn run(global: &Global, arguments: WorkerArguments) -> Result<Exit, CliError> {
-    let settings = settings(global, arguments)?;
-    block_on(serve(Arc::new(settings)))
+pub(super) fn run(global: &Global, arguments: WorkerArguments) -> Result<Status, CliError> {
+    let settings = Arc::new(settings(global, arguments)?);
+    guarded(&settings, true, |seat| block_on(serve(Arc::clone(&settings), seat)))
+}
+
+/// Runs `command` below a guard: as the guard, which starts this program again, or in its seat.
+/// Without a restart, the guard's end is the command's, whatever that was.
+pub(super) fn guarded(
+    settings: &Arc<Settings>,
+    restarts: bool,
+    command: impl FnOnce(Seat) -> Result<Exit, CliError>,
+) -> Result<Status, CliError> {
+    let system = |error| CliError::new(Exit::Internal, format!("guard this process: {error}"));
+    if let Some(seat) = Seat::take().map_err(system)? {
+        return command(seat).map(Status::from);
+    }
+    let telemetry = init_logs(settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let guard = Guard { settings: Arc::clone(settings), restarts };
+    let status = runtime.and_then(|runtime| runtime.block_on(guard.run())).map_err(system)?;
+    drop(telemetry);
+    Ok(Status(status))
+}
+
+/// Is the keeper of a worker.
+pub(super) fn keep() -> Result<Exit, CliError> {
+    let kept = keeper::run();
+    kept.map(|()| Exit::Done)
+        .map_err(|error| CliError::new(Exit::Internal, format!("keep executions: {error}")))
 }
 
 fn settings(global: &Global, arguments: WorkerArguments) -> Result<Settings, CliError> {
@@ -81,7 +113,7 @@ fn settings(global: &Global, arguments: WorkerArguments) -> Result<Settings, Cli
 }
 
 /// Runs one worker as this process: telemetry, health, signals around it.
-pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
+pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, CliError> {
     let queues = settings.served_queues();
     if queues.is_empty() {
         return Err(CliError::new(
@@ -91,7 +123,9 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     }
     let database = Database::new(database_options(&settings, "holdfast worker")?)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let executors = executors(&settings, &clock)?;
+    let Seat { worker: id, link } = seat;
+    let keeper = keeper(&settings, link)?;
+    let executors = executors(&settings, &clock, &keeper)?;
     for (name, spec) in &settings.queues {
         // What cannot run is better noticed now than with the first item.
         executors.of_spec(spec.clone(), None).map_err(|error| {
@@ -112,6 +146,8 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         workspaces: workspaces(&settings)?,
         checkers: Arc::new(WorkspaceCheckers),
         queues,
+        id,
+        trust_watch: Some(trust_watch(&keeper)),
     });
     let telemetry = init_telemetry(&settings, &worker.id().to_string())?;
     let signals = StopSignals::take()
@@ -130,9 +166,11 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
         health_server.spawn(server.run(serving.clone()));
     }
     let (stop, stopped) = watch::channel(StopRequest::Run);
+    let keeper_lost = keeper.lost();
     let ended = tokio::select! {
         ended = worker.run(stopped) => ended,
         () = signals.forward(&*clock, &settings.drain, &stop) => Ok(Ended::default()),
+        () = keeper_lost.cancelled() => return Err(keeper_is_gone()),
     };
     serving.cancel();
     while health_server.join_next().await.is_some() {}
@@ -140,15 +178,43 @@ pub(super) async fn serve(settings: Arc<Settings>) -> Result<Exit, CliError> {
     Ok(exit_of(ended?))
 }
 
+fn cannot_start_commands(error: std::io::Error) -> CliError {
+    CliError::new(Exit::Internal, format!("prepare to start commands: {error}"))
+}
+
+/// The way to the keeper of this process.
+pub(super) fn keeper(settings: &Settings, link: Link) -> Result<Arc<Keeper>, CliError> {
+    let keeper = Keeper::connect(link, settings.lease.kill_grace).map_err(cannot_start_commands)?;
+    Ok(Arc::new(keeper))
+}
+
+/// What tells the keeper of every trust deadline.
+pub(super) fn trust_watch(keeper: &Arc<Keeper>) -> TrustWatch {
+    let keeper = Arc::clone(keeper);
+    Arc::new(move |lease, until| keeper.trust(lease, until))
+}
+
+/// Its executions are gone or will be: this process ends at once, and the guard sees to the rest.
+pub(super) fn keeper_is_gone() -> CliError {
+    CliError::new(Exit::Internal, "the keeper of this worker is gone")
+}
+
 /// What runs the queues' items in this process.
 pub(super) fn executors(
     settings: &Arc<Settings>,
     clock: &Arc<dyn Clock>,
+    keeper: &Arc<Keeper>,
 ) -> Result<CommandExecutors, CliError> {
-    let system =
-        |error| CliError::new(Exit::Internal, format!("prepare to start commands: {error}"));
-    let spawner = Arc::new(LocalSpawner::new().map_err(system)?);
-    CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock)).map_err(system)
+    let spawner = Arc::clone(keeper) as Arc<dyn Spawner>;
+    CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock))
+        .map_err(cannot_start_commands)
+}
+
+/// Sets up the logs of a guard; its worker has traces of its own.
+fn init_logs(settings: &Settings) -> Result<telemetry::TelemetryGuard, CliError> {
+    let mut settings = settings.clone();
+    settings.telemetry.otlp_endpoint = None;
+    init_telemetry(&settings, "guard")
 }
 
 /// Where the items of this process have their files.

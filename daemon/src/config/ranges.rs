@@ -60,6 +60,7 @@ impl Ranges<'_, '_> {
         self.time("worker.poll_interval", worker.poll_interval, 10 * MS..=MIN);
         let notified = worker.notified_poll_interval;
         self.time("worker.notified_poll_interval", notified, 10 * MS..=5 * MIN);
+        self.time("worker.restart_reset", worker.restart_reset, 10 * MS..=H);
         self.time("claim.rank_interval", claim.rank_interval, 10 * MS..=MIN);
         self.time("claim.ageing", claim.ageing, S..=30 * DAY);
         self.time("finish.group_delay", finish.group_delay, ZERO..=S);
@@ -83,6 +84,7 @@ impl Ranges<'_, '_> {
         self.number("worker.check_slots", worker.check_slots, 1..=4096);
         self.number("worker.check_backlog", worker.check_backlog, 0..=100_000);
         self.number("worker.claim_max", worker.claim_max, 1..=256);
+        self.number("worker.restarts", worker.restarts, 0..=1_000_000);
         self.number("claim.candidates", claim.candidates, 1..=1000);
         self.number("finish.group_items", finish.group_items, 1..=256);
         // An item's counters stop at 255.

@@ -128,6 +128,13 @@ pub struct Worker {
     pub notified_poll_interval: Duration,
     /// Items one claim may take. 1 to 256, default 256. Key: `worker.claim_max`.
     pub claim_max: u16,
+    /// Crashes in a row after each of which its guard starts a worker again. 0 to 1,000,000, default 10.
+    /// Key: `worker.restarts`.
+    pub restarts: u32,
+    /// A worker that lived so long ends the row. 10 ms to 1 h, default 1 min.
+    /// Key: `worker.restart_reset`.
+    #[serde(with = "units::duration")]
+    pub restart_reset: Duration,
     /// Name shown for this worker; none means the host's. Up to 128 characters.
     /// Key: `worker.name`.
     #[serde(with = "units::optional")]

@@ -206,6 +206,7 @@ impl CommandExecutor {
             },
         });
         let request = SpawnRequest {
+            lease: job.lease,
             programs: Arc::clone(&self.programs),
             argv,
             env: self.environment.of(job, scratch.path(), holder.map(Holder::directories)),

@@ -31,6 +31,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
+use super::processes;
 use super::spawner::{Exit, Running, SpawnError, SpawnRequest, Spawned, Spawner};
 
 /// Starts children of this process, from a thread of its own.
@@ -76,19 +77,19 @@ impl Spawner for LocalSpawner {
 
 /// The child's ends of the pipes.
 #[derive(Debug)]
-struct TheirEnds {
-    stdin: Option<OwnedFd>,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
+pub(super) struct TheirEnds {
+    pub(super) stdin: Option<OwnedFd>,
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
 }
 
-struct OurEnds {
-    stdin: Option<pipe::Sender>,
-    stdout: pipe::Receiver,
-    stderr: pipe::Receiver,
+pub(super) struct OurEnds {
+    pub(super) stdin: Option<pipe::Sender>,
+    pub(super) stdout: pipe::Receiver,
+    pub(super) stderr: pipe::Receiver,
 }
 
-fn pipes(with_stdin: bool) -> io::Result<(TheirEnds, OurEnds)> {
+pub(super) fn pipes(with_stdin: bool) -> io::Result<(TheirEnds, OurEnds)> {
     let (their_stdin, stdin) = if with_stdin {
         let (read, write) = io::pipe()?;
         (Some(above_stdio(read.into())?), Some(pipe::Sender::from_owned_fd(write.into())?))
@@ -109,7 +110,7 @@ fn pipes(with_stdin: bool) -> io::Result<(TheirEnds, OurEnds)> {
 
 /// Moves a descriptor out of the way of the child's standard three, should this process run with
 /// one of its own closed.
-fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     if fd.as_raw_fd() > 2 { Ok(fd) } else { Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?) }
 }
 
@@ -137,19 +138,28 @@ fn serve(orders: &mpsc::Receiver<Order>, null: &File) {
 
 /// An unreaped child. Dropped as such, its group is killed.
 #[derive(Debug)]
-struct Leader {
+pub(super) struct Leader {
     pid: Pid,
     reaped: bool,
 }
 
 impl Leader {
-    fn signal_group(&self, signal: Signal) {
+    pub(super) const fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Somebody else has reaped it: its id is no longer its own.
+    pub(super) const fn disown(&mut self) {
+        self.reaped = true;
+    }
+
+    pub(super) fn signal_group(&self, signal: Signal) {
         // As long as the leader is not reaped its id cannot be given to another group. The only
         // failures left are "nobody there" and "not permitted", and nothing can be done about them.
         let _ = kill_process_group(self.pid, signal);
     }
 
-    fn reap(&mut self, wait: WaitIdOptions) -> io::Result<Option<Exit>> {
+    pub(super) fn reap(&mut self, wait: WaitIdOptions) -> io::Result<Option<Exit>> {
         let status = loop {
             match waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED | wait) {
                 Err(Errno::INTR) => {}
@@ -170,7 +180,7 @@ impl Leader {
         Ok(Some(Exit::Status(code)))
     }
 
-    fn has_exited(&self) -> bool {
+    pub(super) fn has_exited(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         // An error says that somebody else reaped it.
         !matches!(waitid(WaitId::Pid(self.pid), look), Ok(None))
@@ -186,10 +196,12 @@ impl Drop for Leader {
     }
 }
 
+/// A process that was started.
 #[derive(Debug)]
-struct Started {
-    leader: Leader,
-    pidfd: OwnedFd,
+pub(super) struct Started {
+    pub(super) leader: Leader,
+    /// Readable once it has exited.
+    pub(super) pidfd: OwnedFd,
 }
 
 struct LocalRunning {
@@ -239,16 +251,8 @@ impl LocalRunning {
 
 /// Whether a process of this group is more than a zombie.
 fn has_living_members(group: Pid) -> bool {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-    processes.flatten().any(|process| {
-        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // pid (name) state parent group …, where the name may hold anything
-        let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        let mut fields = after_name.split(' ');
-        let state = fields.next();
-        let its_group = fields.nth(1).and_then(|field| field.parse().ok());
-        its_group == Some(group.as_raw_nonzero().get()) && !matches!(state, Some("Z" | "X"))
-    })
+    let group = group.as_raw_nonzero().get();
+    processes::all().iter().any(|process| process.group == group && !process.ended)
 }
 
 #[async_trait]
@@ -279,7 +283,7 @@ impl Running for LocalRunning {
 
 /// A SIGCHLD that was ignored when this program was started would make the kernel throw away the
 /// exit status of every child.
-fn keep_exit_statuses() -> io::Result<()> {
+pub(super) fn keep_exit_statuses() -> io::Result<()> {
     // SAFETY: `sigaction` is called with valid pointers, and sets a disposition without a handler.
     // All-zero bytes are a valid `sigaction`: default disposition, no flags, empty mask.
     unsafe {
@@ -298,7 +302,7 @@ fn keep_exit_statuses() -> io::Result<()> {
 }
 
 /// Blocks every signal in this thread: a child that shares our memory must not run our handlers.
-fn block_signals() {
+pub(super) fn block_signals() {
     // SAFETY: both calls get a valid pointer to a set of this frame.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -308,10 +312,10 @@ fn block_signals() {
 }
 
 /// Where the child runs until it executes its program. One is enough: the thread waits meanwhile.
-struct ChildStack(Box<[u128]>);
+pub(super) struct ChildStack(Box<[u128]>);
 
 impl ChildStack {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(vec![0; 64 * 1024 / size_of::<u128>()].into_boxed_slice())
     }
 
@@ -341,7 +345,8 @@ const SYSTEM: i32 = 1;
 const WORKING_DIRECTORY: i32 = 2;
 const PROGRAM: i32 = 3;
 
-fn start(
+/// Starts a process; the calling thread waits until it executes its program, and blocks all signals.
+pub(super) fn start(
     request: &SpawnRequest,
     stdio: [BorrowedFd<'_>; 3],
     stack: &mut ChildStack,
@@ -480,4 +485,20 @@ pub fn spawn_with_death_signal(command: &mut Command, signal: Signal) -> io::Res
         command.pre_exec(arm);
     }
     command.spawn()
+}
+
+/// Takes over a socket that this program was started with.
+///
+/// # Errors
+/// When the descriptor is none, or not of a socket.
+pub fn inherited_socket(descriptor: RawFd) -> io::Result<OwnedFd> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}"))?;
+    if descriptor <= 2 || !link.to_string_lossy().starts_with("socket:") {
+        return Err(io::Error::other("not a socket that was handed over"));
+    }
+    // SAFETY: it is open, as its link says. Nothing else in this program uses it: it was open before
+    // the program began, and is named to this function alone.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(socket)
 }

@@ -1,6 +1,6 @@
-//! The seam between an executor and whatever starts its processes: today
-//! [`LocalSpawner`](super::spawn::LocalSpawner), children of this process; a guard process can take
-//! its place without a change above.
+//! The seam between an executor and whatever starts its processes: the
+//! [`Keeper`](super::keeper::Keeper) of a guarded worker, or [`LocalSpawner`](super::spawn::LocalSpawner),
+//! whose children are this process's own.
 
 use std::ffi::CString;
 use std::io;
@@ -9,9 +9,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::net::unix::pipe;
 
+use crate::model::LeaseId;
+
 /// What to start.
 #[derive(Clone, Debug)]
 pub struct SpawnRequest {
+    /// The lease it runs under: it ends when that is no longer trusted (F5).
+    pub lease: LeaseId,
     /// Paths to execute; the first that can be is taken, as `execvp` goes through `PATH`.
     pub programs: Arc<[CString]>,
     /// The argument vector, program name first.
@@ -57,6 +61,8 @@ pub enum Exit {
     Status(i32),
     /// By this signal.
     Signal(i32),
+    /// The keeper ended it: its lease was no longer trusted (F5).
+    Fenced,
 }
 
 /// Starts processes.
@@ -86,7 +92,9 @@ pub trait Running: Send + Sync {
     /// Asks every process of the group to end (TERM, then CONT for those that are stopped).
     fn terminate(&self);
 
-    /// Kills what is left of the group, waits until it is gone and says how the leader ended.
+    /// Kills what is left of it, waits until that is gone and says how the leader ended. What a
+    /// [`Keeper`](super::keeper::Keeper) started is gone down to the last descendant, and one that
+    /// cannot be killed is waited for.
     ///
     /// # Errors
     /// When somebody else has taken the exit status; the group is gone all the same.

@@ -83,6 +83,8 @@ statements! {
     HELD_BY = "held_by";
     /// Cancelled batches with rows to clear away (full sweep).
     LEFTOVER_BATCHES = "leftover_batches";
+    /// What a worker holds, batch by batch.
+    LEASES_OF_WORKER = "leases_of_worker";
     /// Workers that have not ended, oldest first.
     LIVE_WORKERS = "live_workers";
     /// A page of items whose verdict is of one class, or that have none, from a position on.
@@ -109,6 +111,8 @@ statements! {
     REGISTER_WORKER = "register_worker";
     /// One heartbeat of one worker.
     RENEW = "renew";
+    /// Release leases of one batch that a dead worker held.
+    RELEASE_DEAD = "release_dead";
     /// A worker taken for dead is there again.
     REOPEN_WORKER = "reopen_worker";
     /// Give a chunk of failed items new attempts.

@@ -113,7 +113,9 @@ pub(super) fn of_process(
             let limit = humantime::format_duration(spec.timeout);
             (ExecutionEnd::TimedOut, "timed_out", format!("timed out after {limit}"))
         }
-        (Cause::Stopped, _) => (ExecutionEnd::Stopped, "stopped", "stopped".to_owned()),
+        (Cause::Stopped, _) | (Cause::Exited, Ok(Exit::Fenced)) => {
+            (ExecutionEnd::Stopped, "stopped", "stopped".to_owned())
+        }
         (Cause::Exited, Ok(Exit::Status(status))) => {
             let end = of_status(spec, *status);
             let succeeded = end == ExecutionEnd::Succeeded;
@@ -131,7 +133,7 @@ pub(super) fn of_process(
     let (exit_status, signal) = match exit {
         Ok(Exit::Status(status)) => (Some(status), None),
         Ok(Exit::Signal(number)) => (None, Some(number)),
-        Err(_) => (None, None),
+        Ok(Exit::Fenced) | Err(_) => (None, None),
     };
     let error = (end != ExecutionEnd::Succeeded)
         .then(|| capture::bounded(&what, &stderr.into_text(), spec.error_chars));

@@ -1,0 +1,225 @@
+//! One worker with its keeper, from their start to the end of everything they started.
+
+use std::fmt;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use futures::StreamExt;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook_tokio::Signals;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::seat::Seat;
+use super::FAULTS;
+use crate::execute::keeper;
+use crate::execute::processes::{Children, kill_child};
+use crate::execute::spawn::spawn_with_death_signal;
+use crate::model::WorkerId;
+
+/// This program, even when its file was replaced meanwhile: guard, keeper and worker are of one build.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// How long the keeper has to end what a dead worker left. One that takes longer is frozen, or waits for
+/// a process that the kernel cannot end.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the guard waits for the end of what a dead keeper left.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl End {
+    fn of(status: WaitStatus) -> Self {
+        match status.terminating_signal() {
+            Some(signal) => Self::Signal(signal),
+            None => Self::Exit(status.exit_status().unwrap_or(FAULTS[0])),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit(status) => write!(f, "exit status {status}"),
+            Self::Signal(signal) => {
+                let name = signal_hook::low_level::signal_name(*signal).unwrap_or("no name");
+                write!(f, "signal {signal} ({name})")
+            }
+        }
+    }
+}
+
+/// How a generation ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    /// How its worker did.
+    pub(super) end: End,
+    /// The last signal passed on that asks for the end.
+    pub(super) asked: Option<i32>,
+    /// Whether the keeper ended first: then the worker was killed.
+    pub(super) keeper_failed: bool,
+    /// Whether nothing of it runs any more.
+    pub(super) proven: bool,
+}
+
+impl Ending {
+    pub(super) fn crashed(&self) -> bool {
+        match self.end {
+            _ if self.keeper_failed => true,
+            End::Exit(status) => FAULTS.contains(&status),
+            // One that was passed on, and not handled yet.
+            End::Signal(signal) => self.asked != Some(signal),
+        }
+    }
+
+    /// The exit status that says so, as shells have it.
+    pub(super) fn status(&self) -> i32 {
+        match self.end {
+            End::Exit(status) => status,
+            End::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.keeper_failed { f.write_str("its keeper ended") } else { self.end.fmt(f) }
+    }
+}
+
+/// A worker and its keeper.
+pub(super) struct Generation {
+    id: WorkerId,
+    worker: Pid,
+    keeper: Pid,
+}
+
+impl Generation {
+    pub(super) fn start() -> io::Result<Self> {
+        let (keeper, link) = keeper::start(Path::new(PROGRAM))?;
+        let seat = Seat { worker: WorkerId::generate(), link };
+        let mut arguments = std::env::args_os();
+        let mut command = Command::new(PROGRAM);
+        command.arg0(arguments.next().unwrap_or_else(|| "holdfast".into())).args(arguments);
+        seat.give(&mut command)?;
+        let worker = spawn_with_death_signal(&mut command, Signal::KILL)?;
+        let (keeper, worker) = (pid(&keeper), pid(&worker));
+        let (guard, id) = (rustix::process::getpid(), seat.worker);
+        info!(
+            worker = %id, guard_pid = guard.as_raw_nonzero(), worker_pid = worker.as_raw_nonzero(),
+            keeper_pid = keeper.as_raw_nonzero(), "guarding a worker"
+        );
+        // Here the guard's ends of the link close: the keeper must see the worker's end close.
+        Ok(Self { id, worker, keeper })
+    }
+
+    pub(super) const fn worker(&self) -> WorkerId {
+        self.id
+    }
+
+    /// Passes signals on until worker and keeper have ended; then ends what they left.
+    pub(super) async fn run(self, signals: &mut Signals) -> Ending {
+        let mut worker: Option<End> = None;
+        let mut keeper: Option<End> = None;
+        let mut asked = None;
+        let mut keeper_failed = false;
+        loop {
+            while let Some((pid, end)) = reap() {
+                if pid == self.worker {
+                    worker = Some(end);
+                } else if pid == self.keeper {
+                    keeper = Some(end);
+                } else {
+                    debug!(pid = pid.as_raw_nonzero(), "reaped an orphan");
+                }
+            }
+            let next = match (worker, keeper) {
+                (Some(end), Some(kept)) => {
+                    let proven = kept == End::Exit(0) || end_orphans().await;
+                    return Ending { end, asked, keeper_failed, proven };
+                }
+                (None, Some(kept)) => {
+                    // With success it ends when the worker has closed the link, on its way out.
+                    if kept != End::Exit(0) && !keeper_failed {
+                        warn!("the keeper ended: ending its worker");
+                        keeper_failed = true;
+                        // It can run nothing more, and what it ran is gone or is hunted down here.
+                        let _ = kill_process(self.worker, Signal::KILL);
+                    }
+                    signals.next().await
+                }
+                (Some(_), None) => match timeout(KEEPER_PATIENCE, signals.next()).await {
+                    Ok(next) => next,
+                    Err(_) => {
+                        warn!("the keeper does not end: ending it");
+                        let _ = kill_process(self.keeper, Signal::KILL);
+                        continue;
+                    }
+                },
+                (None, None) => signals.next().await,
+            };
+            if let Some(signal) = next
+                && signal != SIGCHLD
+                && worker.is_none()
+            {
+                if asks_to_end(signal) {
+                    asked = Some(signal);
+                }
+                // Not reaped yet: the id is its own.
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    let _ = kill_process(self.worker, signal);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a signal ends a worker, at once or after its drain.
+pub(super) const fn asks_to_end(signal: i32) -> bool {
+    matches!(signal, SIGTERM | SIGINT | SIGQUIT)
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+/// Reaps a child that has ended.
+fn reap() -> Option<(Pid, End)> {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) => return Some((pid, End::of(status))),
+            Err(Errno::INTR) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// Kills what became a child of this process, until there is none left; false when some do not end.
+async fn end_orphans() -> bool {
+    let mut children = Children::of_this_thread();
+    let gone = async {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            while reap().is_some() {}
+            let left = children.list(|_| false);
+            if left.is_empty() {
+                return;
+            }
+            left.into_iter().for_each(kill_child);
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    };
+    timeout(ORPHAN_PATIENCE, gone).await.is_ok()
+}
+
