@@ -68,9 +68,8 @@ impl Guard {
     pub async fn run(self) -> io::Result<u8> {
         set_child_subreaper(Some(getpid()))?;
         rustix::thread::set_name(c"holdfast-guard")?;
-        let mut signals = Signals::new([
-            SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD,
-        ])?;
+        let mut signals =
+            Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD])?;
         let mut releases = JoinSet::new();
         let mut crashes = Crashes::new(&self.settings);
         let status = loop {
@@ -90,7 +89,7 @@ impl Guard {
                     warn!(%worker, "something of it may still run: its leases are left to lapse");
                 }
             }
-            if !self.restarts || !crashed || ending.asked.is_some() {
+            if !self.restarts || !crashed || ending.asked {
                 break ending.status();
             }
             let Some(pause) = crashes.count(started, SystemClock.now()) else {
@@ -103,11 +102,10 @@ impl Guard {
             }
         };
         // Nothing is lost without it but time: the lease rules.
-        let released = tokio::time::timeout(LAST_RELEASE, async {
-            while releases.join_next().await.is_some() {}
-        });
-        if released.await.is_err() {
-            warn!("leases are left to lapse: the database does not answer");
+        let released = async { while releases.join_next().await.is_some() {} };
+        tokio::select! {
+            () = released => {}
+            _ = rest(&mut signals, LAST_RELEASE) => warn!("leases are left to lapse"),
         }
         Ok(u8::try_from(status).unwrap_or(u8::MAX))
     }
@@ -164,7 +162,7 @@ mod tests {
 
     #[test]
     fn crashes_in_a_row_pause_longer_and_end() {
-        let mut crashes = Crashes { limit: 12, reset: Duration::from_secs(60), in_a_row: 0 };
+        let mut crashes = Crashes { limit: 12, reset: Duration::from_mins(1), in_a_row: 0 };
         let mut longest = Duration::ZERO;
         for n in 0..12 {
             let pause = crashes.count(at(n), at(n + 1)).unwrap();
@@ -177,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_lived_ends_the_row() {
-        let mut crashes = Crashes { limit: 1, reset: Duration::from_secs(60), in_a_row: 0 };
+        let mut crashes = Crashes { limit: 1, reset: Duration::from_mins(1), in_a_row: 0 };
         for n in 0..5 {
             assert!(crashes.count(at(100 * n), at(100 * n + 60)).unwrap() <= FIRST_PAUSE);
         }
@@ -188,22 +186,23 @@ mod tests {
 
     #[test]
     fn what_a_worker_ended_of_tells_a_crash_from_an_end() {
-        let ending = |end, asked| Ending { end, asked, keeper_failed: false, proven: true };
-        for (end, asked, crashed, status) in [
-            (End::Exit(0), None, false, 0),
-            (End::Exit(4), Some(SIGTERM), false, 4),
-            (End::Exit(78), None, false, 78),
-            (End::Exit(75), None, false, 75),
-            (End::Exit(70), None, true, 70),
-            (End::Exit(101), None, true, 101),
-            (End::Signal(9), None, true, 137),
-            (End::Signal(9), Some(SIGTERM), true, 137),
-            (End::Signal(SIGTERM), Some(SIGTERM), false, 143),
+        let ending =
+            |end, passed| Ending { end, passed, asked: passed, keeper_failed: false, proven: true };
+        for (end, passed, crashed, status) in [
+            (End::Exit(0), false, false, 0),
+            (End::Exit(4), false, false, 4),
+            (End::Exit(78), false, false, 78),
+            (End::Exit(75), false, false, 75),
+            (End::Exit(70), false, true, 70),
+            (End::Exit(101), false, true, 101),
+            (End::Signal(9), false, true, 137),
+            (End::Signal(SIGTERM), true, false, 143),
+            (End::Signal(SIGHUP), true, false, 129),
         ] {
-            let ending = ending(end, asked);
+            let ending = ending(end, passed);
             assert_eq!((ending.crashed(), ending.status()), (crashed, status), "{ending:?}");
         }
-        let failed = Ending { keeper_failed: true, ..ending(End::Signal(9), None) };
+        let failed = Ending { keeper_failed: true, ..ending(End::Signal(9), true) };
         assert!(failed.crashed());
     }
 }

@@ -8,6 +8,7 @@ mod command_executor;
 mod databases;
 mod embedded;
 mod health;
+mod keeper;
 mod layering;
 mod long;
 mod metrics;

@@ -6,6 +6,7 @@ mod crash;
 mod fairness;
 mod faults;
 mod fences;
+mod guard;
 mod in_process;
 mod outage;
 mod retry;

@@ -178,14 +178,14 @@ pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, C
     Ok(exit_of(ended?))
 }
 
-fn cannot_start_commands(error: std::io::Error) -> CliError {
+fn cannot_start_commands(error: &std::io::Error) -> CliError {
     CliError::new(Exit::Internal, format!("prepare to start commands: {error}"))
 }
 
 /// The way to the keeper of this process.
 pub(super) fn keeper(settings: &Settings, link: Link) -> Result<Arc<Keeper>, CliError> {
-    let keeper = Keeper::connect(link, settings.lease.kill_grace).map_err(cannot_start_commands)?;
-    Ok(Arc::new(keeper))
+    let keeper = Keeper::connect(link, settings.lease.kill_grace);
+    keeper.map(Arc::new).map_err(|error| cannot_start_commands(&error))
 }
 
 /// What tells the keeper of every trust deadline.
@@ -207,7 +207,7 @@ pub(super) fn executors(
 ) -> Result<CommandExecutors, CliError> {
     let spawner = Arc::clone(keeper) as Arc<dyn Spawner>;
     CommandExecutors::new(Arc::clone(settings), spawner, Arc::clone(clock))
-        .map_err(cannot_start_commands)
+        .map_err(|error| cannot_start_commands(&error))
 }
 
 /// Sets up the logs of a guard; its worker has traces of its own.

@@ -158,8 +158,7 @@ mod tests {
     fn a_stat_is_read_whatever_the_name_holds() {
         let pid = Pid::from_raw(42).unwrap();
         let stat = "42 (a) b) S (c) Z 7 8 9 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 123456 0 0\n";
-        let expected =
-            Process { id: (pid, 123_456), parent: 7, group: 8, session: 9, ended: true };
+        let expected = Process { id: (pid, 123_456), parent: 7, group: 8, session: 9, ended: true };
         assert_eq!(Process::parse(pid, stat), Some(expected));
         assert_eq!(Process::parse(pid, "42 (a) S 1"), None);
         assert_eq!(Process::parse(pid, ""), None);

@@ -15,8 +15,8 @@ use signal_hook_tokio::Signals;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::seat::Seat;
 use super::FAULTS;
+use super::seat::Seat;
 use crate::execute::keeper;
 use crate::execute::processes::{Children, kill_child};
 use crate::execute::spawn::spawn_with_death_signal;
@@ -60,12 +60,18 @@ impl fmt::Display for End {
 }
 
 /// How a generation ended.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four facts that have nothing to do with each other"
+)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
     /// How its worker did.
     pub(super) end: End,
-    /// The last signal passed on that asks for the end.
-    pub(super) asked: Option<i32>,
+    /// Whether a signal that asks for the end was passed on.
+    pub(super) asked: bool,
+    /// Whether it died of a signal that was passed on and that it does not handle, or not yet.
+    pub(super) passed: bool,
     /// Whether the keeper ended first: then the worker was killed.
     pub(super) keeper_failed: bool,
     /// Whether nothing of it runs any more.
@@ -77,8 +83,7 @@ impl Ending {
         match self.end {
             _ if self.keeper_failed => true,
             End::Exit(status) => FAULTS.contains(&status),
-            // One that was passed on, and not handled yet.
-            End::Signal(signal) => self.asked != Some(signal),
+            End::Signal(_) => !self.passed,
         }
     }
 
@@ -131,7 +136,7 @@ impl Generation {
     pub(super) async fn run(self, signals: &mut Signals) -> Ending {
         let mut worker: Option<End> = None;
         let mut keeper: Option<End> = None;
-        let mut asked = None;
+        let mut passed = Vec::new();
         let mut keeper_failed = false;
         loop {
             while let Some((pid, end)) = reap() {
@@ -146,7 +151,9 @@ impl Generation {
             let next = match (worker, keeper) {
                 (Some(end), Some(kept)) => {
                     let proven = kept == End::Exit(0) || end_orphans().await;
-                    return Ending { end, asked, keeper_failed, proven };
+                    let asked = passed.iter().any(|signal| asks_to_end(*signal));
+                    let passed = matches!(end, End::Signal(signal) if passed.contains(&signal));
+                    return Ending { end, asked, passed, keeper_failed, proven };
                 }
                 (None, Some(kept)) => {
                     // With success it ends when the worker has closed the link, on its way out.
@@ -158,22 +165,22 @@ impl Generation {
                     }
                     signals.next().await
                 }
-                (Some(_), None) => match timeout(KEEPER_PATIENCE, signals.next()).await {
-                    Ok(next) => next,
-                    Err(_) => {
+                (Some(_), None) => {
+                    let next = timeout(KEEPER_PATIENCE, signals.next()).await;
+                    next.unwrap_or_else(|_| {
                         warn!("the keeper does not end: ending it");
                         let _ = kill_process(self.keeper, Signal::KILL);
-                        continue;
-                    }
-                },
+                        None
+                    })
+                }
                 (None, None) => signals.next().await,
             };
             if let Some(signal) = next
                 && signal != SIGCHLD
                 && worker.is_none()
             {
-                if asks_to_end(signal) {
-                    asked = Some(signal);
+                if !passed.contains(&signal) {
+                    passed.push(signal);
                 }
                 // Not reaped yet: the id is its own.
                 if let Some(signal) = Signal::from_named_raw(signal) {
@@ -222,4 +229,3 @@ async fn end_orphans() -> bool {
     };
     timeout(ORPHAN_PATIENCE, gone).await.is_ok()
 }
-

@@ -103,7 +103,7 @@ impl Fleet {
         &self.url
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -263,15 +263,31 @@ impl Fleet {
 
     /// The id under which a process works, once it is registered.
     pub(crate) async fn id_of(&self, worker: &WorkerProcess) -> WorkerId {
-        let pid = worker.pid();
-        let select = "SELECT id FROM holdfast.workers WHERE pid = $1";
-        let mut id = None;
+        let id = worker.id().await;
+        let select = "SELECT FROM holdfast.workers WHERE id = $1";
         until("the worker registers", LONG, async || {
-            id = self.sql.query_opt(select, &[&pid]).await.unwrap().map(|row| row.get(0));
-            id.is_some()
+            self.sql.query_opt(select, &[&id.uuid()]).await.unwrap().is_some()
         })
         .await;
-        WorkerId::from_uuid(id.unwrap())
+        id
+    }
+
+    /// Processes of a batch's executions, each with the attempt it belongs to; zombies are none.
+    pub(crate) fn processes_of(&self, batch: BatchId) -> Vec<(i32, i32)> {
+        let variable = |environment: &str, name: &str| -> Option<String> {
+            let mut lines = environment.split('\0');
+            lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
+        };
+        let of_batch = |pid: i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let environment = String::from_utf8_lossy(&environment).into_owned();
+            let id = variable(&environment, "HOLDFAST_BATCH_ID=")?;
+            let attempt = variable(&environment, "HOLDFAST_ATTEMPT=")?.parse().ok()?;
+            (id == batch.to_string()).then_some((pid, attempt))
+        };
+        let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let pids = names.filter_map(|name| name.to_str()?.parse().ok());
+        pids.filter_map(of_batch).collect()
     }
 
     /// Every item succeeded, once, and every execution of one was noted once from start to end.

@@ -1,10 +1,15 @@
-//! One worker process of a test: its signals, its end, its log, its health server.
+//! One guarded worker of a test: its signals, its end, its log, its health server.
+//!
+//! The process that a test starts is the guard. Signals go to it, as a service manager sends them, and
+//! killing it is the death of the whole worker: its lease has to expire. The worker and the keeper are
+//! its children, and are killed or frozen by name.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Child;
 
+use holdfast::model::WorkerId;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +17,7 @@ use tokio::net::TcpStream;
 
 use super::fleet::{LONG, until};
 
-/// One worker process. Dropped, it is killed, and the kernel kills its commands with it.
+/// One worker with its guard. Dropped, the guard is killed, and everything else goes with it.
 pub(crate) struct WorkerProcess {
     child: Child,
     log: PathBuf,
@@ -24,16 +29,57 @@ impl WorkerProcess {
         Self { child, log, ended: false }
     }
 
+    /// The guard.
     pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).unwrap()
     }
 
+    /// The last start of a worker by the guard, once it is logged.
+    fn start(&self) -> Option<Value> {
+        self.log().into_iter().rfind(|line| line["message"] == "guarding a worker")
+    }
+
+    async fn started(&self) -> Value {
+        let mut start = None;
+        until("the guard starts a worker", LONG, async || {
+            start = self.start();
+            start.is_some()
+        })
+        .await;
+        start.unwrap()
+    }
+
+    /// The identity of the worker that was started last.
+    pub(crate) async fn id(&self) -> WorkerId {
+        self.started().await["worker"].as_str().unwrap().parse().unwrap()
+    }
+
+    async fn child_pid(&self, name: &str) -> i32 {
+        i32::try_from(self.started().await[name].as_i64().unwrap()).unwrap()
+    }
+
+    /// The worker that was started last.
+    pub(crate) async fn worker_pid(&self) -> i32 {
+        self.child_pid("worker_pid").await
+    }
+
+    /// The keeper of that worker.
+    pub(crate) async fn keeper_pid(&self) -> i32 {
+        self.child_pid("keeper_pid").await
+    }
+
+    /// To the guard.
     pub(crate) fn signal(&self, signal: Signal) {
         assert!(!self.ended, "nobody to signal any more");
         kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
     }
 
-    /// `kill -9`.
+    /// To the worker alone.
+    pub(crate) async fn signal_worker(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.worker_pid().await).unwrap(), signal).unwrap();
+    }
+
+    /// `kill -9` of the guard: nobody releases anything.
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.child.wait().unwrap();
@@ -69,7 +115,7 @@ impl WorkerProcess {
 
     /// Asks its health server for `path`: status and body; none when nobody answers.
     pub(crate) async fn get(&self, path: &str) -> Option<(u16, String)> {
-        let address: SocketAddr = self.log().iter().find_map(|line| {
+        let address: SocketAddr = self.log().iter().rev().find_map(|line| {
             let serves = line["message"] == "serving health and metrics";
             serves.then(|| line["address"].as_str().unwrap().parse().unwrap())
         })?;

@@ -133,12 +133,12 @@ async fn a_lease_nobody_knows_of_is_recovered() {
     worker.ready().await;
     let living = fleet.id_of(&worker).await;
     // Frozen for a moment, so that it does not take what is meant to be lost.
-    worker.signal(Signal::STOP);
+    worker.signal_worker(Signal::STOP).await;
     let of_nobody = fleet.submit(Submission::new(1, "true")).await;
     let of_the_living = fleet.submit(Submission::new(1, "true")).await;
     claim_unknown(&fleet, of_nobody, WorkerId::generate(), SHORT).await;
     claim_unknown(&fleet, of_the_living, living, SHORT).await;
-    worker.signal(Signal::CONT);
+    worker.signal_worker(Signal::CONT).await;
 
     for batch in [of_nobody, of_the_living] {
         fleet.ended(batch).await;

@@ -92,24 +92,28 @@ async fn a_second_signal_stops_what_runs_and_gives_it_back_at_once() {
 }
 
 #[tokio::test]
-async fn a_third_signal_ends_everything_at_once_and_the_lease_lapses() {
+async fn a_third_signal_ends_everything_at_once_and_the_guard_gives_it_back() {
     let fleet = Fleet::new("").await;
     let mut worker = fleet.start();
     worker.ready().await;
     let batch = fleet.submit(Submission::new(1, "trap '' TERM; mark $$; exec sleep 300")).await;
     fleet.noted(batch, "start", 1).await;
 
-    let mut exit = None;
-    for _ in 0..3 {
+    for _ in 0..2 {
         worker.signal(Signal::TERM);
         tokio::time::sleep(Duration::from_millis(2_200)).await;
-        exit = worker.try_exit_status();
     }
+    assert_eq!(worker.try_exit_status(), None, "the command has its grace");
+    worker.signal(Signal::TERM);
+    let exit = worker.exit_status().await;
 
-    assert_eq!(exit, Some(4));
+    assert_eq!(exit, 4);
     let row = fleet.row(batch).await;
-    assert_eq!((row.counts.executing, row.counts.succeeded), (1, 0), "its lease is still there");
-    assert_eq!(fleet.attempts(batch).await, []);
+    assert_eq!((row.counts.executing, row.counts.waiting), (0, 1), "it waits for another worker");
+    let attempts = fleet.attempts(batch).await;
+    assert_eq!(attempts.len(), 1, "{attempts:?}");
+    assert_eq!(attempts[0].brief(), (1, "interrupted", false));
+    assert!(!attempts[0].by_holder);
     // Its command did not outlive it.
     let marks = fleet.marks();
     let command = format!("/proc/{}/cmdline", marks[1].what);

@@ -18,7 +18,7 @@ async fn a_worker_frozen_beyond_its_lease_publishes_nothing() {
     let body = "if [ $HOLDFAST_ATTEMPT = 1 ]; then sleep 1; else sleep 3; fi";
     let batch = fleet.submit(Submission::new(3, body)).await;
     fleet.noted(batch, "start", 3).await;
-    frozen.signal(Signal::STOP);
+    frozen.signal_worker(Signal::STOP).await;
     let mut other = fleet.start();
 
     let taken_over = async || {
@@ -26,7 +26,7 @@ async fn a_worker_frozen_beyond_its_lease_publishes_nothing() {
         marks.iter().filter(|mark| mark.attempt == 2 && mark.what == "start").count() >= 3
     };
     until("the other worker took the items", LONG, taken_over).await;
-    frozen.signal(Signal::CONT);
+    frozen.signal_worker(Signal::CONT).await;
     // It hands in what its commands came to, and is refused.
     let refused = async || {
         let (_, metrics) = frozen.get("/metrics").await.unwrap();
@@ -69,11 +69,11 @@ async fn a_worker_taken_for_dead_is_listed_again() {
     let frozen = fleet.start();
     frozen.ready().await;
     let id = fleet.id_of(&frozen).await;
-    frozen.signal(Signal::STOP);
+    frozen.signal_worker(Signal::STOP).await;
     let close = "UPDATE holdfast.workers SET ended_at = now(), state = 'exited',
                         exit_reason = 'silent' WHERE id = $1";
     fleet.sql.execute(close, &[&id.uuid()]).await.unwrap();
-    frozen.signal(Signal::CONT);
+    frozen.signal_worker(Signal::CONT).await;
 
     until("it is listed", Duration::from_secs(20), async || {
         let live = fleet.database.live_workers().await.unwrap();

@@ -73,11 +73,8 @@ impl Keeper {
     pub fn connect(link: Link, grace: Duration) -> io::Result<Self> {
         let Link { launch, control } = link;
         let (orders, incoming) = mpsc::channel();
-        let state = Arc::new(State {
-            known: Mutex::default(),
-            orders,
-            lost: CancellationToken::new(),
-        });
+        let state =
+            Arc::new(State { known: Mutex::default(), orders, lost: CancellationToken::new() });
         let outgoing = control.try_clone()?;
         std::thread::Builder::new().name("keeper-orders".to_owned()).spawn(move || {
             // A frozen keeper makes this wait, and nobody else.
@@ -126,7 +123,7 @@ impl Keeper {
         let entry = Entry { lease, trusted_until, progress, abandoned: false };
         known.executions.insert(id, entry);
         let state = Arc::clone(&self.state);
-        Ok(Kept { id, trusted_until, progress: watched, state })
+        Ok(Kept { id, trusted_until, sent: false, progress: watched, state })
     }
 
     async fn launch(&self, launch: &Launch, stdio: &TheirEnds) -> io::Result<()> {
@@ -156,14 +153,13 @@ impl Spawner for Keeper {
             grace_ns: u64::try_from(self.grace.as_nanos()).unwrap_or(u64::MAX),
             request,
         };
-        if let Err(error) = self.launch(&launch, &theirs).await {
-            // Never sent: nothing is there to be ended.
-            kept.state.known().executions.remove(&kept.id);
-            return Err(match Errno::from_io_error(&error) {
+        self.launch(&launch, &theirs).await.map_err(|error| {
+            match Errno::from_io_error(&error) {
                 Some(Errno::TOOBIG) => SpawnError::Program(error),
                 _ => SpawnError::System(error),
-            });
-        }
+            }
+        })?;
+        kept.sent = true;
         drop(theirs);
         match kept.wait(|progress| *progress != Progress::Starting).await {
             Progress::Failed(Failure::System(errno)) => {
@@ -245,6 +241,8 @@ impl State {
 struct Kept {
     id: ExecutionId,
     trusted_until: BootInstant,
+    /// Whether the keeper will hear of it.
+    sent: bool,
     progress: watch::Receiver<Progress>,
     state: Arc<State>,
 }
@@ -262,7 +260,8 @@ impl Running for Kept {
         let mut progress = self.progress.clone();
         let ended = |progress: &Progress| matches!(progress, Progress::Exited | Progress::Gone(_));
         if progress.wait_for(ended).await.is_err() {
-            std::future::pending().await // the keeper is gone: its end cannot be proven here
+            // The keeper is gone: its end cannot be proven here.
+            std::future::pending::<()>().await;
         }
     }
 
@@ -288,7 +287,10 @@ impl Running for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some(entry) = self.state.known().executions.get_mut(&self.id) {
+        let mut known = self.state.known();
+        if !self.sent {
+            known.executions.remove(&self.id);
+        } else if let Some(entry) = known.executions.get_mut(&self.id) {
             entry.abandoned = true;
             self.state.order(Order::End(self.id));
         }

@@ -135,8 +135,7 @@ impl Table {
     /// Enters a process that was started, unless it is too late for it: then it is killed.
     pub(super) fn enter(&mut self, id: ExecutionId, terms: Terms, started: Started) {
         let watch = epoll::EventData::new_u64(id);
-        let watched =
-            epoll::add(&self.epoll, &started.pidfd, watch, epoll::EventFlags::IN);
+        let watched = epoll::add(&self.epoll, &started.pidfd, watch, epoll::EventFlags::IN);
         if self.closing || self.executions.contains_key(&id) {
             // Dropped as it is: it is killed.
             return self.report(Report::Failed(id, wire::Failure::TooLate));

@@ -227,7 +227,8 @@ impl Launch {
         let counts = [fields.u32()?, fields.u32()?, fields.u32()?];
         let cwd = fields.text()?;
         // A count is believed only as far as there are texts.
-        let mut texts = |count: u32| (0..count).map(|_| fields.text()).collect::<Result<Vec<_>, _>>();
+        let mut texts =
+            |count: u32| (0..count).map(|_| fields.text()).collect::<Result<Vec<_>, _>>();
         let programs: Arc<[CString]> = texts(counts[0])?.into();
         let (argv, env) = (texts(counts[1])?, texts(counts[2])?);
         let request = SpawnRequest { lease, programs, argv, env, cwd, pipe_stdin };
@@ -305,7 +306,7 @@ pub(super) fn next_launch(
 /// Bytes, read from the front.
 struct Fields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl Fields<'_> {
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk().ok_or_else(garbled)?;
         self.0 = rest;
