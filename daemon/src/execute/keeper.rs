@@ -33,7 +33,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::process::{PidfdFlags, getpid, getppid, pidfd_open, set_child_subreaper};
 
 use self::table::{Table, Terms};
@@ -44,9 +44,10 @@ use crate::clock::{Clock, SystemClock};
 
 pub use self::client::Keeper;
 
-/// What `epoll` says of the sockets and the guard; executions are numbered from below.
+/// What `epoll` says of the sockets, the guard and the other thread; executions are numbered from below.
 const CONTROL: u64 = u64::MAX;
 const GUARD: u64 = u64::MAX - 1;
+const WAKE: u64 = u64::MAX - 2;
 
 /// How many orders are read before the clock is looked at again.
 const ORDERS: usize = 64;
@@ -115,8 +116,10 @@ pub fn run() -> io::Result<()> {
     };
     watch(&control, CONTROL)?;
     watch(&guard_alive, GUARD)?;
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    watch(&wake, WAKE)?;
     let name = uuid::Uuid::new_v4().simple().to_string();
-    let table = Table::new(name, epoll.try_clone()?, control.try_clone()?);
+    let table = Table::new(name, epoll.try_clone()?, control.try_clone()?, wake);
     let shared = Arc::new(Shared { table: Mutex::new(table), clock: SystemClock });
     let launcher = Arc::clone(&shared);
     std::thread::Builder::new()
@@ -147,6 +150,7 @@ fn keep(shared: &Shared, epoll: &OwnedFd, control: &OwnedFd) -> io::Result<bool>
     for event in events {
         match event.data.u64() {
             GUARD => return Ok(false),
+            WAKE => table.woken(),
             CONTROL => {
                 if !heed(&mut table, control)? {
                     return Ok(false);

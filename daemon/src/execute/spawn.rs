@@ -31,7 +31,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
-use super::processes;
+use super::processes::{self, Process};
 use super::spawner::{Exit, Running, SpawnError, SpawnRequest, Spawned, Spawner};
 
 /// Starts children of this process, from a thread of its own.
@@ -235,7 +235,8 @@ impl LocalRunning {
             }
             // Process 1 may be slow to collect the dead, or never do it. A look at all processes
             // costs more than a few of these rounds.
-            if pause > Duration::from_millis(4) && !has_living_members(group) {
+            let lives = |p: &Process| p.group == group.as_raw_nonzero().get() && !p.ended;
+            if pause > Duration::from_millis(4) && !processes::all().iter().any(lives) {
                 return;
             }
             if waited >= GROUP_END {
@@ -247,12 +248,6 @@ impl LocalRunning {
             pause = (pause * 2).min(Duration::from_millis(50));
         }
     }
-}
-
-/// Whether a process of this group is more than a zombie.
-fn has_living_members(group: Pid) -> bool {
-    let group = group.as_raw_nonzero().get();
-    processes::all().iter().any(|process| process.group == group && !process.ended)
 }
 
 #[async_trait]

@@ -61,7 +61,7 @@ async fn recoveries(settings: &str, with_its_guard: bool) -> Vec<Duration> {
         times.push(last.unwrap().at.saturating_sub(killed));
         assert_invariants(&fleet.sql, batch).await;
         fleet.control(batch, holdfast::store::ControlVerb::Cancel).await;
-        until("the batch is gone", LONG, async || fleet.processes_of(batch).is_empty()).await;
+        until("the batch is gone", LONG, async || Fleet::processes_of(batch).is_empty()).await;
     }
     times.sort_unstable();
     times

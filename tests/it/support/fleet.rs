@@ -273,7 +273,7 @@ impl Fleet {
     }
 
     /// Processes of a batch's executions, each with the attempt it belongs to; zombies are none.
-    pub(crate) fn processes_of(&self, batch: BatchId) -> Vec<(i32, i32)> {
+    pub(crate) fn processes_of(batch: BatchId) -> Vec<(i32, i32)> {
         let variable = |environment: &str, name: &str| -> Option<String> {
             let mut lines = environment.split('\0');
             lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))

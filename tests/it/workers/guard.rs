@@ -35,11 +35,11 @@ async fn spread(fleet: &Fleet) -> BatchId {
     for part in PARTS {
         fleet.noted(batch, part, 1).await;
     }
-    assert!(fleet.processes_of(batch).len() >= PARTS.len());
+    assert!(Fleet::processes_of(batch).len() >= PARTS.len());
     batch
 }
 
-fn last<'a>(marks: &'a [Mark], is: impl Fn(&Mark) -> bool) -> &'a Mark {
+fn last(marks: &[Mark], is: impl Fn(&Mark) -> bool) -> &Mark {
     marks.iter().rfind(|mark| is(mark)).unwrap()
 }
 
@@ -87,7 +87,7 @@ async fn a_killed_worker_leaves_nothing_and_its_items_run_again_at_once() {
     assert_no_overlap(&fleet);
     eprintln!("a killed worker's item ran again {again:?} after the kill");
     assert!(again < Duration::from_secs(2) + MACHINE, "{again:?}");
-    let left = fleet.processes_of(batch);
+    let left = Fleet::processes_of(batch);
     assert!(left.iter().all(|(_, attempt)| *attempt != 1), "{left:?}");
     assert!(fleet.ended(batch).await.counts.succeeded == 1);
     let attempts = fleet.attempts(batch).await;
@@ -136,7 +136,7 @@ async fn with_its_guard_a_worker_dies_and_everything_it_runs() {
     worker.kill();
 
     let took = until("everything is gone", LONG, async || {
-        !is_there(pid) && !is_there(keeper) && fleet.processes_of(batch).is_empty()
+        !is_there(pid) && !is_there(keeper) && Fleet::processes_of(batch).is_empty()
     })
     .await;
     eprintln!("everything was gone {took:?} after the guard");

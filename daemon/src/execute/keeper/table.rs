@@ -89,6 +89,8 @@ pub(super) struct Table {
     orphans: Children,
     epoll: OwnedFd,
     control: OwnedFd,
+    /// Wakes the thread that waits without an end while there is nothing to look after.
+    wake: OwnedFd,
     /// Reports that did not fit into the socket: at most three for each execution.
     backlog: VecDeque<Report>,
     look: Duration,
@@ -99,13 +101,14 @@ pub(super) struct Table {
 
 impl Table {
     /// An empty table; made by the thread that orphans are handed to.
-    pub(super) fn new(name: String, epoll: OwnedFd, control: OwnedFd) -> Self {
+    pub(super) fn new(name: String, epoll: OwnedFd, control: OwnedFd, wake: OwnedFd) -> Self {
         Self {
             name,
             executions: HashMap::new(),
             orphans: Children::of_this_thread(),
             epoll,
             control,
+            wake,
             backlog: VecDeque::new(),
             look: FIRST_LOOK,
             watched: false,
@@ -153,6 +156,9 @@ impl Table {
             exited: false,
             members: Vec::new(),
         };
+        if self.executions.is_empty() {
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
         self.executions.insert(id, execution);
         self.report(Report::Started(id, pid));
     }
@@ -180,6 +186,11 @@ impl Table {
         if killed {
             self.look = FIRST_LOOK;
         }
+    }
+
+    /// The thread that looks after executions is awake.
+    pub(super) fn woken(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
     /// Does what the worker asks for.
