@@ -60,7 +60,11 @@ async fn recoveries(settings: &str, with_its_guard: bool) -> Vec<Duration> {
         let last = fleet.marks().into_iter().rfind(|m| m.batch == batch && m.what == "start");
         times.push(last.unwrap().at.saturating_sub(killed));
         assert_invariants(&fleet.sql, batch).await;
-        fleet.control(batch, holdfast::store::ControlVerb::Cancel).await;
+        if held == 1 {
+            fleet.ended(batch).await;
+        } else {
+            fleet.control(batch, holdfast::store::ControlVerb::Cancel).await;
+        }
         until("the batch is gone", LONG, async || Fleet::processes_of(batch).is_empty()).await;
     }
     times.sort_unstable();

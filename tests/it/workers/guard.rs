@@ -183,26 +183,11 @@ async fn an_item_that_kills_its_worker_runs_alone_the_third_time_and_then_fails(
     assert_eq!((row.counts.failed, row.counts.succeeded), (1, 0));
     assert_eq!(fleet.outcomes(lethal).await[0].stop_reason, "poison");
     assert_eq!(fleet.count(lethal, "start"), 3);
-    let marks = fleet.marks();
-    let third = last(&marks, |mark| mark.batch == lethal).at;
-    let beside = |mark: &&Mark| mark.batch == bystanders && mark.at <= third;
-    let began = marks.iter().filter(beside).filter(|mark| mark.what == "start");
-    let last_attempts = began.filter(|start| {
-        // Those that died with the worker in an earlier attempt have begun again since.
-        !marks.iter().any(|m| {
-            m.batch == bystanders && m.position == start.position && m.attempt > start.attempt
-        })
-    });
-    for start in last_attempts {
-        let end = marks.iter().find(|m| {
-            m.what == "end"
-                && m.position == start.position
-                && m.batch == bystanders
-                && m.attempt == start.attempt
-        });
-        assert!(end.is_some_and(|end| end.at <= third), "{start:?} beside the third attempt");
-    }
+    // The third worker died as well, and nothing beside the item with it.
+    let third = fleet.outcomes(lethal).await[0].worker;
     assert_eq!(fleet.ended(bystanders).await.counts.succeeded, 30, "the others are not taken down");
+    let beside = fleet.attempts(bystanders).await;
+    assert!(beside.iter().all(|attempt| attempt.worker != third), "{beside:?}");
     assert_invariants(&fleet.sql, lethal).await;
     assert_invariants(&fleet.sql, bystanders).await;
 }

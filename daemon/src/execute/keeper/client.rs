@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
 use super::Link;
 use super::wire::{self, ExecutionId, Failure, Launch, Order, Report};
@@ -200,10 +200,7 @@ impl State {
         let mut known = self.known();
         let Known { leases, executions } = &mut *known;
         let (id, progress) = match report {
-            Report::Started(id, pid) => {
-                debug!(id, pid, "an execution started");
-                (id, Progress::Running)
-            }
+            Report::Started(id) => (id, Progress::Running),
             Report::Failed(id, failure) => (id, Progress::Failed(failure)),
             Report::Exited(id) => (id, Progress::Exited),
             Report::Gone(id, exit) => (id, Progress::Gone(exit)),

@@ -146,7 +146,6 @@ impl Table {
         if let Err(error) = watched {
             return self.report(Report::Failed(id, wire::Failure::System(error.raw_os_error())));
         }
-        let pid = started.leader.pid().as_raw_nonzero().get();
         let execution = Execution {
             terms,
             started,
@@ -160,7 +159,7 @@ impl Table {
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
         self.executions.insert(id, execution);
-        self.report(Report::Started(id, pid));
+        self.report(Report::Started(id));
     }
 
     /// Ends what is no longer trusted. Called before anything is read, so that whatever was frozen

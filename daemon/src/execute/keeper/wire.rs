@@ -94,8 +94,8 @@ pub(super) enum Failure {
 /// What became of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// It runs, as this process.
-    Started(ExecutionId, i32),
+    /// It runs.
+    Started(ExecutionId),
     /// Nothing was started.
     Failed(ExecutionId, Failure),
     /// Its leader has exited; others of it may still run.
@@ -109,7 +109,7 @@ impl Report {
 
     fn encode(self) -> [u8; Self::BYTES] {
         let (tag, id, value) = match self {
-            Self::Started(id, pid) => (1, id, pid),
+            Self::Started(id) => (1, id, 0),
             Self::Failed(id, Failure::System(errno)) => (2, id, errno),
             Self::Failed(id, Failure::WorkingDirectory(errno)) => (3, id, errno),
             Self::Failed(id, Failure::Program(errno)) => (4, id, errno),
@@ -130,7 +130,7 @@ impl Report {
         let mut fields = Fields(bytes);
         let (tag, id, value) = (fields.byte()?, fields.u64()?, fields.i32()?);
         Ok(match tag {
-            1 => Self::Started(id, value),
+            1 => Self::Started(id),
             2 => Self::Failed(id, Failure::System(value)),
             3 => Self::Failed(id, Failure::WorkingDirectory(value)),
             4 => Self::Failed(id, Failure::Program(value)),
@@ -381,7 +381,7 @@ mod tests {
             assert_eq!(next_order(&keeper).unwrap(), Some(order));
         }
         let reports = [
-            Report::Started(1, 4242),
+            Report::Started(1),
             Report::Failed(2, Failure::System(11)),
             Report::Failed(3, Failure::WorkingDirectory(2)),
             Report::Failed(4, Failure::Program(13)),
