@@ -8,7 +8,7 @@ use holdfast::clock::{Clock, SystemClock};
 use holdfast::config::Settings;
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::QueueName;
+use holdfast::model::{QueueName, WorkerId};
 use holdfast::store::{BatchWork, Database, StoreError, migrate};
 use holdfast::supervise::{Ended, Executors, StopRequest, Worker, WorkerParts, database_options};
 use holdfast::telemetry::{BuildInfo, Metrics};
@@ -55,6 +55,8 @@ impl InProcess {
             health: Arc::new(HealthState::new(clock, limits)),
             executors,
             queues: vec![queue],
+            id: WorkerId::generate(),
+            trust_watch: None,
         });
         let (stop, stopped) = watch::channel(StopRequest::Run);
         let mut task = JoinSet::new();

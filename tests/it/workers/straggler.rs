@@ -94,12 +94,12 @@ async fn a_worker_frozen_at_any_moment_holds_up_no_control() {
     for _ in 0..30 {
         let pause = rand::rng().random_range(5..60);
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        worker.signal(Signal::STOP);
+        worker.signal_worker(Signal::STOP).await;
         let asked = now();
         fleet.control(batch, ControlVerb::Pause).await;
         longest = longest.max(now().saturating_sub(asked));
         fleet.control(batch, ControlVerb::Resume).await;
-        worker.signal(Signal::CONT);
+        worker.signal_worker(Signal::CONT).await;
     }
 
     eprintln!("beside a frozen worker a pause took {longest:?} at most");
