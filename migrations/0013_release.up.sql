@@ -3,7 +3,9 @@
 --
 -- The guard of a worker calls it, for leases that the worker held. No clock is asked: the holder gives
 -- them back, by the one that survived it. A crash counts an attempt and a crash of every item, another
--- end an interruption. The first is forgiven at once; repeated ones back off with full jitter.
+-- end an interruption. The first is forgiven at once; repeated ones back off with full jitter. An item
+-- under check is charged nothing: it waits for another check, or after three lost ones ends without a
+-- verdict, as in reap.
 CREATE FUNCTION holdfast.release_dead(p_batch uuid, p_worker uuid, p_leases uuid[],
                                       p_tokens bigint[], p_crashed boolean,
                                       p_max_crashes integer, p_free_interruptions integer,
@@ -13,11 +15,13 @@ RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    b          holdfast.batches;
-    p          holdfast.progress;
-    v_held     uuid[];
-    v_requeued integer;
-    v_failed   integer;
+    b           holdfast.batches;
+    p           holdfast.progress;
+    v_held      uuid[];
+    v_moved     integer;
+    v_requeued  integer;
+    v_failed    integer;
+    v_published integer;
 BEGIN
     IF NOT holdfast.try_ticket(p_batch) THEN
         RETURN 0;
@@ -37,19 +41,32 @@ BEGIN
         DELETE FROM holdfast.leases l
          WHERE l.batch_id = p_batch AND l.lease_id = ANY (v_held)
         RETURNING l.lease_id, l.token, l.positions, l.histories, l.granted_at
-    ), judged AS (
+    ), lost AS (
         SELECT t.lease_id, t.token, t.granted_at, u.position, coalesce(u.history, 0) AS before,
-               CASE WHEN p_crashed
-                    THEN holdfast.history_plus(holdfast.history_plus(coalesce(u.history, 0), 0), 1)
-                    ELSE holdfast.history_interrupted(coalesce(u.history, 0), p_free_interruptions)
-               END AS after
-          FROM taken t, unnest(t.positions, t.histories) u(position, history)
-    ), decided AS (
+               s.staged_row, s.staged_row IS NOT NULL AS staged
+          FROM taken t CROSS JOIN unnest(t.positions, t.histories) u(position, history)
+          LEFT JOIN LATERAL (
+               SELECT x.ctid AS staged_row FROM holdfast.staged_outcomes x
+                WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) s ON true
+    ), judged AS (
+        SELECT x.*,
+               CASE WHEN x.staged
+                    THEN holdfast.history_plus(x.before, 4)
+                    WHEN p_crashed
+                    THEN holdfast.history_plus(holdfast.history_plus(x.before, 0), 1)
+                    ELSE holdfast.history_interrupted(x.before, p_free_interruptions) END AS after
+          FROM lost x
+    ), decided AS MATERIALIZED (
         SELECT j.*, holdfast.history_count(j.before, 0) AS spent,
                holdfast.history_count(j.after, 0) AS attempts,
+               CASE WHEN j.staged
+                    THEN CASE WHEN holdfast.history_count(j.after, 4) >= 3 THEN 'published'
+                              ELSE 'rechecked' END
+                    WHEN holdfast.history_count(j.after, 1) >= p_max_crashes
+                      OR holdfast.history_count(j.after, 0) >= b.max_attempts THEN 'failed'
+                    ELSE 'requeued' END AS disposition,
                CASE WHEN holdfast.history_count(j.after, 1) >= p_max_crashes THEN 'poison'
-                    WHEN holdfast.history_count(j.after, 0) >= b.max_attempts THEN 'worker_died'
-               END AS fatal
+                    ELSE 'worker_died' END AS reason
           FROM judged j
     ), failed AS (
         -- Under no lease: the worker cannot read it back as its own (F6).
@@ -57,12 +74,12 @@ BEGIN
                 worker_id, started_at, finished_at, error, stop_reason)
         SELECT p_batch, d.position, 'failed', NULL, d.token, d.attempts, p_worker, d.granted_at,
                clock_timestamp(),
-               CASE d.fatal WHEN 'poison'
+               CASE d.reason WHEN 'poison'
                     THEN 'poison: its worker died with it ' || holdfast.history_count(d.after, 1)
                          || ' times'
                     ELSE 'its worker died in attempt ' || d.attempts || ' of ' || b.max_attempts
-               END, d.fatal
-          FROM decided d WHERE d.fatal IS NOT NULL
+               END, d.reason
+          FROM decided d WHERE d.disposition = 'failed'
         RETURNING 1
     ), ended AS (
         INSERT INTO holdfast.attempts (batch_id, position, lease_id, token, attempt, worker_id,
@@ -72,25 +89,50 @@ BEGIN
                d.spent < d.attempts, false,
                CASE WHEN p_crashed THEN 'its worker died' ELSE 'its worker was told to end at once' END,
                'worker_died'
-          FROM decided d WHERE d.fatal IS NULL
+          FROM decided d WHERE d.disposition = 'requeued'
     ), requeued AS (
-        INSERT INTO holdfast.waiting (batch_id, position, ready_at, history, last_error)
+        INSERT INTO holdfast.waiting (batch_id, position, ready_at, history, last_error, recheck)
         SELECT p_batch, d.position,
-               greatest(clock_timestamp() + make_interval(secs => CASE WHEN d.attempts <= 1 THEN 0
-                    ELSE random() * least(p_backoff_max_s, p_backoff_s * 2 ^ (d.attempts - 2)) END),
-                    p.retry_floor),
-               d.after, 'its worker died'
-          FROM decided d WHERE d.fatal IS NULL
+               CASE WHEN d.staged THEN greatest(clock_timestamp(), p.recheck_floor)
+                    ELSE greatest(clock_timestamp() + make_interval(secs =>
+                             CASE WHEN d.attempts <= 1 THEN 0
+                                  ELSE random() * least(p_backoff_max_s,
+                                                        p_backoff_s * 2 ^ (d.attempts - 2)) END),
+                         p.retry_floor) END,
+               d.after, CASE WHEN NOT d.staged THEN 'its worker died' END, d.staged
+          FROM decided d WHERE d.disposition IN ('requeued', 'rechecked')
+        RETURNING recheck
+    ), disowned AS (
+        UPDATE holdfast.staged_outcomes s SET lease_id = NULL
+         WHERE s.ctid = ANY (ARRAY(SELECT d.staged_row FROM decided d
+                                    WHERE d.disposition = 'rechecked'))
+    ), unchecked AS (
+        DELETE FROM holdfast.staged_outcomes s
+         WHERE s.ctid = ANY (ARRAY(SELECT d.staged_row FROM decided d
+                                    WHERE d.disposition = 'published'))
+        RETURNING s.*
+    ), published AS (
+        INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,
+                worker_id, started_at, finished_at, result, result_truncated, result_size,
+                stop_reason, exit_status, signal, model, usage, staged_lease_id)
+        SELECT p_batch, u.position, 'succeeded', NULL, d.token, u.attempt, u.worker_id,
+               u.started_at, u.ended_at, u.result, u.result_truncated, u.result_size,
+               u.stop_reason, u.exit_status, u.signal, u.model, u.usage, u.staged_lease_id
+          FROM unchecked u JOIN decided d ON d.position = u.position
         RETURNING 1
     )
-    SELECT (SELECT count(*) FROM requeued)::integer, (SELECT count(*) FROM failed)::integer
-      INTO v_requeued, v_failed;
-    IF v_requeued + v_failed > 0 THEN
+    SELECT (SELECT count(*) FROM decided)::integer,
+           (SELECT count(*) FROM requeued r WHERE NOT r.recheck)::integer,
+           (SELECT count(*) FROM failed)::integer, (SELECT count(*) FROM published)::integer
+      INTO v_moved, v_requeued, v_failed, v_published;
+    IF v_requeued + v_failed + v_published > 0 THEN
         p.executing := p.executing - v_requeued - v_failed;
+        p.checking := p.checking - v_published;
         p.waiting := p.waiting + v_requeued;
+        p.succeeded := p.succeeded + v_published;
         p.failed := p.failed + v_failed;
         PERFORM holdfast.save_progress(p);
         PERFORM holdfast.end_if_done(holdfast.current_progress(p_batch));
     END IF;
-    RETURN v_requeued + v_failed;
+    RETURN v_moved;
 END $$;

@@ -19,7 +19,9 @@ use holdfast::store::{
     BatchWork, ControlAnswer, ControlVerb, Database, Event, StoreError, Stored, migrate,
 };
 use holdfast::submit::{Admitted, Form, NewBatch, Submission};
-use holdfast::supervise::{Ended, Executors, StopRequest, Worker, WorkerParts, database_options};
+use holdfast::supervise::{
+    Ended, Executors, StopRequest, Worker, WorkerParts, WorkspaceCheckers, database_options,
+};
 use holdfast::telemetry::{BuildInfo, Metrics};
 use holdfast::workspace::{Gate, LocalWorkspaces};
 
@@ -85,6 +87,7 @@ impl Holdfast {
             health: Arc::new(HealthState::new(clock, limits)),
             executors: Arc::new(Only(executor)),
             workspaces: Arc::new(LocalWorkspaces::new("/nonexistent".into(), String::new())),
+            checkers: Arc::new(WorkspaceCheckers),
             queues: vec![queue()],
             id: WorkerId::generate(),
             trust_watch: None,

@@ -15,9 +15,7 @@ use crate::capacity::{CheckSlots, PendingCheck, Slot};
 use crate::execute::Execution;
 use crate::finish::{Concluded, Finished, Staged};
 use crate::leases::{StopCause, StopSignal};
-use crate::model::{
-    Conclusion, Evidence, History, Hold, ItemRef, MAX_CHECK_LOSSES, Settlement, Verdict,
-};
+use crate::model::{Conclusion, Evidence, History, Hold, ItemRef, Settlement, Verdict};
 use crate::store::StagedItem;
 use crate::telemetry::labels::CheckErrorReason;
 use crate::telemetry::trace::{self, TraceContext};
@@ -224,14 +222,7 @@ fn conclusion(came: Came, cause: Option<StopCause>, history: History) -> Option<
             Some(Conclusion::Publish(verdict))
         }
         // It ended after its lease was no longer trusted (F5).
-        (Came::Checked(_), Some(StopCause::Fenced)) => {
-            let history = history.plus_check_loss();
-            Some(if history.check_losses() >= MAX_CHECK_LOSSES {
-                Conclusion::Publish(None)
-            } else {
-                Conclusion::Recheck(history)
-            })
-        }
+        (Came::Checked(_), Some(StopCause::Fenced)) => Some(Conclusion::of_loss(history)),
         (Came::NotBegun, None | Some(StopCause::Fenced | StopCause::Drained)) => {
             Some(Conclusion::Recheck(history))
         }

@@ -7,8 +7,10 @@ use tracing::{debug, warn};
 
 use super::Heartbeat;
 use crate::leases::Known;
-use crate::model::{AttemptEnding, Disposition, History, PublishedResult, Settlement};
-use crate::store::{FlightError, HandIn, StoreError};
+use crate::model::{
+    AttemptEnding, Conclusion, Disposition, History, Hold, PublishedResult, Settlement,
+};
+use crate::store::{Concluding, FlightError, HandIn, StoreError};
 
 /// Why forgotten positions stay where they are until the next heartbeat.
 #[derive(Debug, thiserror::Error)]
@@ -40,18 +42,49 @@ impl Heartbeat {
     /// enter a lease, so a hand-in meanwhile does not matter.
     async fn give_back_rest(&self, known: &Known) -> Result<usize, NotGivenBack> {
         let mut rest = self.database.held_by(known.batch, known.lease, known.token).await?;
-        rest.retain(|hold| !known.positions.contains(&hold.item().position()));
+        rest.retain(|(hold, _)| !known.positions.contains(&hold.item().position()));
+        let (checked, executed): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|(_, under_check)| *under_check);
+        Ok(self.give_back_checks(known, &checked).await?
+            + self.give_back_executions(known, &executed).await?)
+    }
+
+    /// A stored result is checked again, never executed again.
+    async fn give_back_checks(
+        &self,
+        known: &Known,
+        rest: &[(Hold, bool)],
+    ) -> Result<usize, FlightError> {
+        if rest.is_empty() {
+            return Ok(0);
+        }
+        let conclusions: Vec<Conclusion> =
+            rest.iter().map(|(hold, _)| Conclusion::of_loss(hold.history())).collect();
+        let items: Vec<Concluding<'_>> = rest
+            .iter()
+            .zip(&conclusions)
+            .map(|((hold, _), conclusion)| Concluding { hold, conclusion })
+            .collect();
+        self.database.conclude(known.batch, self.ttl, &items).await?;
+        Ok(items.len())
+    }
+
+    async fn give_back_executions(
+        &self,
+        known: &Known,
+        rest: &[(Hold, bool)],
+    ) -> Result<usize, NotGivenBack> {
         if rest.is_empty() {
             return Ok(0);
         }
         let work = self.database.batch_work(known.batch).await?;
         let max_attempts = work.map_or(u16::MAX, |work| work.max_attempts);
         let settlements: Vec<Settlement> =
-            rest.iter().map(|hold| self.interrupted(hold.history(), max_attempts)).collect();
+            rest.iter().map(|(hold, _)| self.interrupted(hold.history(), max_attempts)).collect();
         let items: Vec<HandIn<'_>> = rest
             .iter()
             .zip(&settlements)
-            .map(|(hold, settlement)| HandIn { hold, settlement })
+            .map(|((hold, _), settlement)| HandIn { hold, settlement })
             .collect();
         self.database.hand_in(known.batch, self.worker, self.ttl, &items).await?;
         Ok(items.len())

@@ -118,3 +118,16 @@ pub enum Conclusion {
     /// Let the item wait for another check, which begins with this history.
     Recheck(History),
 }
+
+impl Conclusion {
+    /// What becomes of an item whose check was lost: another one, or no verdict after too many.
+    #[must_use]
+    pub fn of_loss(history: History) -> Self {
+        let history = history.plus_check_loss();
+        if history.check_losses() >= MAX_CHECK_LOSSES {
+            Self::Publish(None)
+        } else {
+            Self::Recheck(history)
+        }
+    }
+}

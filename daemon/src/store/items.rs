@@ -187,13 +187,13 @@ impl Database {
         batch: BatchId,
         lease: LeaseId,
         token: FencingToken,
-    ) -> Result<Vec<Hold>, StoreError> {
+    ) -> Result<Vec<(Hold, bool)>, StoreError> {
         let params: [(&(dyn ToSql + Sync), Type); 3] =
             [(&batch.uuid(), Type::UUID), (&lease.uuid(), Type::UUID), (&token.get(), Type::INT8)];
         let rows = self.query(statements::HELD_BY, &params).await?;
         let holds = rows.iter().map(|row| {
             let item = ItemRef::new(batch, Position::new(row.get(0)));
-            Hold::new(item, lease, token, History::from_packed(row.get(1)))
+            (Hold::new(item, lease, token, History::from_packed(row.get(1))), row.get(2))
         });
         Ok(holds.collect())
     }

@@ -79,7 +79,7 @@ statements! {
     ITEMS_PAGE_STATUS = "items_page_status";
     /// Leases with their batches and workers, the first to expire first; of an owner, a queue or of all.
     LEASES_PAGE = "leases_page";
-    /// What a lease still holds, with its histories.
+    /// What a lease still holds, with its histories, and whether it is under check.
     HELD_BY = "held_by";
     /// Cancelled batches with rows to clear away (full sweep).
     LEFTOVER_BATCHES = "leftover_batches";

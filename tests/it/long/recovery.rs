@@ -111,6 +111,7 @@ fn job(lease: LeaseId) -> Job {
         lease,
         token: FencingToken::new(1),
         input_json: "1".to_owned(),
+        criteria: Vec::new(),
         deadline: OffsetDateTime::UNIX_EPOCH,
         traceparent: None,
     }
@@ -125,6 +126,7 @@ async fn rate(spawner: Arc<dyn Spawner>, lease: LeaseId, executions: usize) -> f
         env: BTreeMap::new(),
         env_pass: Vec::new(),
         cwd: Some("/".into()),
+        workspace: false,
         success: vec![0],
         retry: Vec::new(),
         permanent: Vec::new(),
@@ -134,7 +136,8 @@ async fn rate(spawner: Arc<dyn Spawner>, lease: LeaseId, executions: usize) -> f
         kill_grace: LONG,
     };
     let root = scratch.path().to_owned();
-    let executor = CommandExecutor::new(spec, [], root, spawner, Arc::new(SystemClock)).unwrap();
+    let executor =
+        CommandExecutor::new(spec, None, [], root, spawner, Arc::new(SystemClock)).unwrap();
     let (job, stop) = (job(lease), CancellationToken::new());
     let began = SystemClock.now();
     let mut running = FuturesUnordered::new();

@@ -11,7 +11,7 @@ use holdfast::clock::{BootInstant, Clock, SystemClock};
 use holdfast::config::{Settings, Sources};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{BatchId, Family, Finding, Leaf, QueueName, Verdict};
+use holdfast::model::{BatchId, Family, Finding, Leaf, QueueName, Verdict, WorkerId};
 use holdfast::store::{BatchWork, Event};
 use holdfast::supervise::{Checkers, Ended, Executors, StopRequest, Worker, WorkerParts};
 use holdfast::telemetry::{BuildInfo, Metrics};
@@ -189,6 +189,8 @@ impl Scene {
                 "/mnt/user-data".to_owned(),
             )),
             queues: vec![queue],
+            id: WorkerId::generate(),
+            trust_watch: None,
         });
         let (stop, stopped) = watch::channel(StopRequest::Run);
         let mut tasks = JoinSet::new();

@@ -11,7 +11,7 @@ use holdfast::clock::{Clock, SystemClock};
 use holdfast::config::{Settings, Sources};
 use holdfast::execute::spawn::LocalSpawner;
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{BatchId, ItemStatus, Position, QueueName, Verdict, VerdictClass};
+use holdfast::model::{BatchId, ItemStatus, Position, QueueName, Verdict, VerdictClass, WorkerId};
 use holdfast::store::{ControlVerb, Database, ItemRow, ReapDisposition};
 use holdfast::supervise::{
     Checkers, CommandExecutors, StopRequest, Worker, WorkerParts, database_options,
@@ -396,6 +396,8 @@ async fn a_worker_whose_checks_wait_for_a_file() {
             "/mnt/user-data".to_owned(),
         )),
         queues: vec![queue],
+        id: WorkerId::generate(),
+        trust_watch: None,
     });
     let (_stop, stopped) = tokio::sync::watch::channel(StopRequest::Run);
     worker.run(stopped).await.unwrap();

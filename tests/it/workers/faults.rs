@@ -10,6 +10,7 @@ use holdfast::clock::{BootInstant, Clock, SystemClock};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::store::BatchWork;
 use holdfast::supervise::Executors;
+use holdfast::workspace::Gate;
 use time::OffsetDateTime;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +49,11 @@ impl Clock for Trap {
 struct PanicsToo;
 
 impl Executors for PanicsToo {
-    fn executor(&self, _: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+    fn executor(
+        &self,
+        _: &BatchWork,
+        _: &Arc<Gate>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         panic!("what makes executors is at fault")
     }
 }

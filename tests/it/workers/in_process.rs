@@ -10,8 +10,11 @@ use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
 use holdfast::model::{QueueName, WorkerId};
 use holdfast::store::{BatchWork, Database, StoreError, migrate};
-use holdfast::supervise::{Ended, Executors, StopRequest, Worker, WorkerParts, database_options};
+use holdfast::supervise::{
+    Ended, Executors, StopRequest, Worker, WorkerParts, WorkspaceCheckers, database_options,
+};
 use holdfast::telemetry::{BuildInfo, Metrics};
+use holdfast::workspace::{Gate, LocalWorkspaces};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -54,6 +57,9 @@ impl InProcess {
             metrics: Arc::new(Metrics::new([queue.clone()], &build)),
             health: Arc::new(HealthState::new(clock, limits)),
             executors,
+            // Nothing here asks for a workspace.
+            workspaces: Arc::new(LocalWorkspaces::new("/nonexistent".into(), "/mnt".to_owned())),
+            checkers: Arc::new(WorkspaceCheckers),
             queues: vec![queue],
             id: WorkerId::generate(),
             trust_watch: None,
@@ -80,7 +86,11 @@ impl InProcess {
 pub(super) struct Only(pub(super) Arc<dyn Executor>);
 
 impl Executors for Only {
-    fn executor(&self, _: &BatchWork) -> Result<(Arc<dyn Executor>, Duration), String> {
+    fn executor(
+        &self,
+        _: &BatchWork,
+        _: &Arc<Gate>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         Ok((Arc::clone(&self.0), Duration::from_hours(1)))
     }
 }
@@ -108,5 +118,7 @@ pub(super) fn execution(end: ExecutionEnd) -> Execution {
         stop_reason: "completed",
         exit_status: None,
         signal: None,
+        evidence: Vec::new(),
+        workspace: None,
     }
 }

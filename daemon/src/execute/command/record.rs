@@ -74,7 +74,7 @@ pub(super) fn evidence(
     let (exit_code, signal) = match exit {
         Some(Exit::Status(status)) => (Some(status), None),
         Some(Exit::Signal(signal)) => (None, Some(signal)),
-        None => (None, None),
+        Some(Exit::Fenced) | None => (None, None),
     };
     let status = exit.map(|exit| match (cause, exit) {
         (Cause::Exited, Exit::Status(0)) => SUCCESS,
