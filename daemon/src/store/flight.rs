@@ -89,9 +89,13 @@ impl FlightLimits {
     }
 }
 
+/// Sent before a COMMIT: a statement timeout that strikes while a commit waits for its synchronous
+/// standby ends the wait, and the server reports success for what a failover will lose.
+const UNHURRIED: &str = "SET LOCAL statement_timeout = 0";
+
 /// Runs one protocol function as one transaction in one flight, answered until `deadline`.
 ///
-/// The three messages are queued before any answer is awaited, so nothing here depends on how soon
+/// The messages are queued before any answer is awaited, so nothing here depends on how soon
 /// this process is scheduled again. A pipelined `COMMIT` after an error answers `ROLLBACK` and the
 /// driver reports success: the flight counts only if every statement before it answered (F6).
 ///
@@ -108,6 +112,7 @@ pub(super) async fn flight(
         tokio::join!(
             client.batch_execute(&limits.begin),
             client.query_typed(sql, params),
+            client.batch_execute(UNHURRIED),
             client.batch_execute("COMMIT"),
         )
     };
@@ -116,9 +121,11 @@ pub(super) async fn flight(
         return Err(FlightError::Unknown(Box::new(StoreError::TimedOut)));
     };
     let error = match answers {
-        (Ok(()), Ok(rows), Ok(())) => return Ok(rows),
-        (Ok(()), Err(error), _) | (Ok(()), Ok(_), Err(error)) => error,
-        (Err(error), _, _) => {
+        (Ok(()), Ok(rows), Ok(()), Ok(())) => return Ok(rows),
+        (Ok(()), Err(error), _, _)
+        | (Ok(()), Ok(_), Err(error), _)
+        | (Ok(()), Ok(_), Ok(()), Err(error)) => error,
+        (Err(error), _, _, _) => {
             // Without its BEGIN the statement would have run on its own.
             discard(client);
             return Err(FlightError::Unknown(Box::new(error)));
