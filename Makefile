@@ -3,7 +3,11 @@
 SHELL := bash
 TOOLS := $(or $(CARGO_TARGET_DIR),target)/tools/bin
 
-.PHONY: help setup demo test check bench image long
+.PHONY: help setup demo test check bench image long chaos
+
+# For `make chaos`: how long faults come, and which; the same seed makes the same plan.
+SECONDS ?= 60
+SEED ?=
 
 help:
 	@sed -n 's/^\([a-z]*\):.* ## /  make \1\t/p' Makefile | expand -t 15
@@ -42,3 +46,7 @@ image: setup ## build the image around a release build, and run it
 long: setup ## the tests that take minutes to hours
 	cargo test --locked --release -- --ignored long_
 	.ci/versions
+
+chaos: setup ## faults of every kind: make chaos SECONDS=300 SEED=1
+	HOLDFAST_CHAOS_SECONDS=$(SECONDS) HOLDFAST_CHAOS_SEED=$(SEED) \
+		cargo test --locked --test it -- --ignored --exact --nocapture chaos::chaos_as_ordered

@@ -313,7 +313,9 @@ impl ServerFile {
         let pid = lines.next()?.parse().ok()?;
         let port = lines.nth(2)?.parse().ok()?;
         let socket = PathBuf::from(lines.next()?);
-        let ready = lines.nth(2).is_some_and(|status| status.trim() == "ready");
+        // A standby that takes connections says "standby".
+        let ready =
+            lines.nth(2).is_some_and(|status| ["ready", "standby"].contains(&status.trim()));
         Some(Self { pid, port, socket, ready })
     }
 
@@ -354,6 +356,7 @@ mod tests {
         let begun = "41\n/data\n1790000000\n5433\n/tmp/x/socket\n";
         let starting = format!("{begun}\n  123 456\nstarting\n");
         let ready = format!("{begun}\n  123 456\nready   \n");
+        let standby = format!("{begun}\n  123 456\nstandby \n");
         let parsed = |ready| {
             Some(ServerFile { pid: 41, port: 5433, socket: PathBuf::from("/tmp/x/socket"), ready })
         };
@@ -361,6 +364,7 @@ mod tests {
         assert_eq!(ServerFile::parse(begun), parsed(false));
         assert_eq!(ServerFile::parse(&starting), parsed(false));
         assert_eq!(ServerFile::parse(&ready), parsed(true));
+        assert_eq!(ServerFile::parse(&standby), parsed(true));
         assert_eq!(ServerFile::parse("41\n"), None);
     }
 

@@ -93,6 +93,12 @@ impl WorkerProcess {
         Some(status.code().unwrap_or_else(|| panic!("{status}")))
     }
 
+    /// Whether it has ended, however it did.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.ended |= self.child.try_wait().unwrap().is_some();
+        self.ended
+    }
+
     /// Waits for its end; its exit status.
     pub(crate) async fn exit_status(&mut self) -> i32 {
         let mut status = None;
