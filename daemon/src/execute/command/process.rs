@@ -19,6 +19,8 @@ use crate::execute::spawner::{Exit, Spawned};
 const DRAIN_IDLE: Duration = Duration::from_millis(250);
 /// The same for one that goes on writing.
 const DRAIN_TOTAL: Duration = Duration::from_secs(2);
+/// The same once it is told to stop.
+const DRAIN_STOPPED: Duration = Duration::from_millis(50);
 /// How much is read at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
@@ -94,10 +96,17 @@ pub(super) async fn run(
     match cause {
         Cause::Exited => {
             streams.stdin = None; // nobody is left whose input it was
+            let stopped = async {
+                stop.cancelled().await;
+                sleep(DRAIN_STOPPED).await;
+            };
             tokio::select! {
-                () = stop.cancelled() => {}
-                () = sleep(DRAIN_TOTAL) => {}
+                // A worker that was frozen sees the exit and the wish to stop at once: what the
+                // process has left in its pipes is its result all the same.
+                biased;
                 () = streams.pump_until_idle() => {}
+                () = stopped => {}
+                () = sleep(DRAIN_TOTAL) => {}
             }
         }
         Cause::TimedOut | Cause::Stopped => {
@@ -228,6 +237,54 @@ fn read<'c>(from: &mut Option<pipe::Receiver>, chunk: &'c mut [u8]) -> &'c [u8] 
         Ok(_) | Err(_) => {
             *from = None;
             &[]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::execute::spawner::Running;
+
+    /// A process that has exited.
+    struct Exited;
+
+    #[async_trait]
+    impl Running for Exited {
+        async fn exited(&self) {}
+
+        fn terminate(&self) {}
+
+        async fn end(&mut self) -> io::Result<Exit> {
+            Ok(Exit::Status(0))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_exited_before_it_was_told_to_stop_keeps_its_output() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        for _ in 0..20 {
+            let (mut out, stdout) = pipe::pipe().unwrap();
+            let (err, stderr) = pipe::pipe().unwrap();
+            out.write_all(b"the result").await.unwrap();
+            drop(err);
+            let running = Box::new(Exited);
+            let spawned = Spawned { running, stdin: None, stdout, stderr };
+            let clock = SystemClock;
+            let deadline = clock.now() + Duration::from_mins(1);
+            let limits = Limits { deadline, kill_grace: Duration::ZERO, result_bytes: 100 };
+
+            // `out` is still open, as by a descendant.
+            let ended = run(spawned, b"", &limits, &stop, &clock).await;
+
+            assert_eq!(ended.cause, Cause::Exited);
+            assert_eq!(ended.stdout.into_text().0, "the result");
+            drop(out);
         }
     }
 }
