@@ -259,7 +259,8 @@ impl History {
                     }
                 }
                 NoteKind::End => {
-                    if last != Some(right) && !(self.lossy && !granted.contains(&right)) {
+                    let known = granted.contains(&right) || !self.lossy;
+                    if known && last != Some(right) {
                         found.add(Fault::Overlap, item, format!("{right} outlived its successor"));
                     }
                     open.retain(|other| *other != right);

@@ -65,7 +65,7 @@ impl Servers {
         primary.start().await;
         let connections = TaskTracker::new();
         migrate::up(&primary.url(), None).await.unwrap();
-        Self { primary, standby: None, disk: None, folder, link: None, made: 1, connections }
+        Self { primary, standby: None, folder, link: None, made: 1, connections }
     }
 
     /// The address of the primary.
