@@ -246,6 +246,7 @@ impl Submission {
             priority: 0,
             not_before: None,
             traceparent: None,
+            principal: None,
         };
         let items: Vec<_> = spooled.items().unwrap().map(Result::unwrap).collect();
         let (send, receive) = mpsc::channel(1);
