@@ -14,6 +14,7 @@ mod plans;
 mod races;
 mod random;
 mod reap;
+mod release;
 mod retry;
 mod schema;
 mod status;

@@ -171,25 +171,29 @@ const LETHAL: &str = r#"
     sleep 300"#;
 
 #[tokio::test]
-async fn an_item_that_kills_its_worker_runs_alone_the_third_time_and_then_fails() {
+async fn an_item_that_kills_its_worker_fails_in_the_end_and_the_others_do_not() {
     let fleet = Fleet::new("[retry]\nbackoff_max = '1s'\n").await;
-    let worker = fleet.start_with(&["--slots", "4"]);
+    // Side by side, what happens to run beside it would be charged as well.
+    let worker = fleet.start_with(&["--slots", "1"]);
     worker.ready().await;
-    let lethal = fleet.submit(Submission { max_attempts: 20, ..Submission::new(1, LETHAL) }).await;
-    let bystanders = Submission { max_attempts: 20, ..Submission::new(30, "sleep 0.2") };
-    let bystanders = fleet.submit(bystanders).await;
+    let body = format!("[ $input != 2 ] || {{ {LETHAL}; }}");
+    let batch = Submission { max_attempts: 20, ..Submission::new(5, &body) };
+    let batch = fleet.submit(batch).await;
 
-    let row = fleet.ended(lethal).await;
-    assert_eq!((row.counts.failed, row.counts.succeeded), (1, 0));
-    assert_eq!(fleet.outcomes(lethal).await[0].stop_reason, "poison");
-    assert_eq!(fleet.count(lethal, "start"), 3);
-    // The third worker died as well, and nothing beside the item with it.
-    let third = fleet.outcomes(lethal).await[0].worker;
-    assert_eq!(fleet.ended(bystanders).await.counts.succeeded, 30, "the others are not taken down");
-    let beside = fleet.attempts(bystanders).await;
-    assert!(beside.iter().all(|attempt| attempt.worker != third), "{beside:?}");
-    assert_invariants(&fleet.sql, lethal).await;
-    assert_invariants(&fleet.sql, bystanders).await;
+    let row = fleet.ended(batch).await;
+
+    assert_eq!((row.counts.failed, row.counts.succeeded), (1, 4));
+    for outcome in fleet.outcomes(batch).await {
+        let lethal = outcome.position == 2;
+        assert_eq!(outcome.succeeded, !lethal, "{outcome:?}");
+        assert_eq!(outcome.stop_reason, if lethal { "poison" } else { "completed" });
+    }
+    let starts = fleet.marks();
+    let starts = starts.iter().filter(|mark| mark.what == "start" && mark.position == 2);
+    assert_eq!(starts.count(), 3);
+    let attempts = fleet.attempts(batch).await;
+    assert_eq!(attempts.iter().map(|lost| lost.position).collect::<Vec<_>>(), [2, 2]);
+    assert_invariants(&fleet.sql, batch).await;
 }
 
 #[tokio::test]
