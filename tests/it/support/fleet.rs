@@ -145,8 +145,8 @@ impl Fleet {
             .env("HOLDFAST__DATABASE__POOL_SIZE", "4")
             // What killed workers leave behind goes with the test.
             .env("TMPDIR", self.folder.path())
-            .envs(variables.iter().copied())
             .env("HOLDFAST__WORKSPACE__ROOT", self.workspaces())
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).unwrap())
