@@ -334,10 +334,14 @@ fn lease(fact: &Fact) -> Option<Finding> {
 
 /// The first look failed.
 pub(super) fn unreachable(failed: &FlightError) -> Finding {
+    let said = chain(failed);
+    if said.contains("statement pooling") {
+        return pooler(said);
+    }
     Finding::new(
         "unreachable",
         Critical,
-        format!("the database does not answer: {}", chain(failed)),
+        format!("the database does not answer: {said}"),
         "nothing can be looked at",
         "check database.url (holdfast config show), the server and the way to it",
     )
@@ -369,10 +373,14 @@ pub(super) fn pooled(listens_directly: bool) -> Option<Finding> {
 
 /// Transactions of two connections side by side did not work.
 pub(super) fn pooler_failed(failed: &StoreError) -> Finding {
+    pooler(format!("two connections could not be used side by side: {}", chain(failed)))
+}
+
+fn pooler(what: String) -> Finding {
     Finding::new(
         "pooler",
         Critical,
-        format!("two connections could not be used side by side: {}", chain(failed)),
+        what,
         "a pooler of statements, or one with a single connection, cannot be used",
         "use a pooler of transactions with more connections than database.pool_size, or none",
     )
@@ -484,5 +492,9 @@ mod tests {
             assert!(clock(time::Duration::seconds(offset), Duration::from_secs(1)).is_some());
         }
         assert!(pooled(false).is_some());
+        // The words of PgBouncer.
+        let refused = "transaction blocks not allowed in statement pooling mode";
+        assert_eq!(unreachable(&FlightError::Unknown(refused.into())).name, "pooler");
+        assert_eq!(unreachable(&FlightError::Unknown("away".into())).name, "unreachable");
     }
 }
