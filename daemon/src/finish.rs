@@ -199,14 +199,13 @@ impl Shared {
                     queue.extend(group.into_iter().map(|item| vec![item]));
                 }
                 Err(refused) => {
-                    let item = group.pop().expect("a group has at least one item");
-                    match item.with_less(&refused) {
-                        Ok(less) => queue.push(vec![less]),
-                        Err(item) => {
-                            // Nothing of it can be stored: its lease lapses, and the reaper judges.
-                            error!(item = %item.hold.item(), error = %refused, "an item cannot be handed in");
-                            self.let_go(&item, LostReason::Expired);
-                        }
+                    let item = &mut group[0];
+                    if item.reduce(&refused) {
+                        queue.push(group);
+                    } else {
+                        // Nothing of it can be stored: its lease lapses, and the reaper judges.
+                        error!(item = %item.hold.item(), error = %refused, "an item cannot be handed in");
+                        self.let_go(item, LostReason::Expired);
                     }
                 }
             }

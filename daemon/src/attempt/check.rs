@@ -137,13 +137,14 @@ impl Attempts {
         stop: &StopSignal,
     ) {
         let asked_at = self.clock.now();
-        let slot = match slot {
-            Some(slot) => Some(slot),
-            None => tokio::select! {
+        let slot = if slot.is_some() {
+            slot
+        } else {
+            tokio::select! {
                 biased;
                 () = stop.token().cancelled() => None,
                 slot = self.checks.slots.take() => slot,
-            },
+            }
         };
         let begins = slot.filter(|_| self.leases.begin_check(hold.lease(), hold.item().position()));
         let came = match (begins, &batch.checker, request) {
@@ -157,12 +158,11 @@ impl Attempts {
             }
             (Some(_), None, _) | (None, _, _) => Came::NotBegun,
         };
-        match conclusion(came, stop.cause(), hold.history()) {
-            Some(conclusion) => self.conclude(batch, hold, conclusion, span),
-            None => {
-                let cause = stop.cause().unwrap_or(StopCause::Lost);
-                self.drop_hold(batch, &span, &hold, cause, true);
-            }
+        if let Some(conclusion) = conclusion(came, stop.cause(), hold.history()) {
+            self.conclude(batch, hold, conclusion, span);
+        } else {
+            let cause = stop.cause().unwrap_or(StopCause::Lost);
+            self.drop_hold(batch, &span, &hold, cause, true);
         }
     }
 

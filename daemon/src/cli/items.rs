@@ -258,11 +258,13 @@ fn describe(item: &Item, preview_chars: usize) -> String {
     ]);
     if let Some(verdict) = &row.acceptance_verdict {
         // One leaf is one line, whatever its criterion holds.
-        text.push_str(&format!("\n{verdict}\n"));
+        text.extend(["\n", &verdict.to_string(), "\n"]);
     } else if let Some(criteria) = &row.acceptance_criteria {
         text.push_str("\nacceptance criteria, without a verdict:\n");
         let texts: Vec<String> = serde_json::from_str(criteria.get()).unwrap_or_default();
-        texts.iter().for_each(|text_of| text.push_str(&format!("- {}\n", one_line(text_of))));
+        for criterion in &texts {
+            text.extend(["- ", &one_line(criterion), "\n"]);
+        }
     }
     if !attempts.is_empty() {
         text.push_str("\nattempts that did not end it:\n");

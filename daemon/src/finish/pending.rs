@@ -131,31 +131,26 @@ impl Pending {
         }
     }
 
-    /// What can be stored of it, after the database refused to store it as it is.
-    pub(super) fn with_less(mut self, refused: &FlightError) -> Result<Self, Self> {
-        self.ending = match self.ending {
-            Ending::Finish(settlement) if settlement.stop_reason == UNSTORABLE => {
-                self.ending = Ending::Finish(settlement);
-                return Err(self);
-            }
+    /// Leaves out what the database refused to store; false when nothing of it is left to try.
+    pub(super) fn reduce(&mut self, refused: &FlightError) -> bool {
+        let less = match &mut self.ending {
+            Ending::Finish(settlement) if settlement.stop_reason == UNSTORABLE => return false,
             Ending::Finish(settlement) => Ending::Finish(Settlement {
                 disposition: Disposition::Fail,
                 result: PublishedResult::default(),
                 error: Some(format!("the outcome could not be stored: {refused}")),
                 stop_reason: UNSTORABLE,
-                ..settlement
+                ..settlement.clone()
             }),
             // A success without its check is worth more than none.
-            Ending::Stage { settlement, .. } => Ending::Finish(settlement),
+            Ending::Stage { settlement, .. } => Ending::Finish(settlement.clone()),
             Ending::Conclude(Conclusion::Publish(Some(_))) => {
                 Ending::Conclude(Conclusion::Publish(None))
             }
-            ending @ Ending::Conclude(_) => {
-                self.ending = ending;
-                return Err(self);
-            }
+            Ending::Conclude(Conclusion::Publish(None) | Conclusion::Recheck(_)) => return false,
         };
-        Ok(self)
+        self.ending = less;
+        true
     }
 
     /// Whether the item can run elsewhere at once.
