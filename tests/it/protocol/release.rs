@@ -52,7 +52,7 @@ async fn what_a_dead_worker_held_runs_again_and_what_it_had_run_is_only_checked_
 async fn an_end_that_was_asked_for_is_an_interruption() {
     let bed = Bed::new().await;
     let batch = bed.batch(1).await;
-    bed.claim_one(batch).await;
+    let _held = bed.claim_one(batch).await;
     let leases = bed.store.leases_of_worker(bed.worker).await.unwrap();
 
     let policy = ReapPolicy { charge: false, ..CRASHED };

@@ -277,7 +277,8 @@ mod tests {
             let spawned = Spawned { running, stdin: None, stdout, stderr };
             let clock = SystemClock;
             let deadline = clock.now() + Duration::from_mins(1);
-            let limits = Limits { deadline, kill_grace: Duration::ZERO, result_bytes: 100 };
+            let kill_grace = Duration::ZERO;
+            let limits = Limits { deadline, kill_grace, result_bytes: 100, record: false };
 
             // `out` is still open, as by a descendant.
             let ended = run(spawned, b"", &limits, &stop, &clock).await;
