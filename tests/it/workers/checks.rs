@@ -453,7 +453,6 @@ async fn after_a_crash_while_running_the_item_runs_again() {
 async fn after_a_crash_while_staged_or_checking_only_the_check_runs_again() {
     let fleet = Fleet::new(SHORT_LEASE).await;
     let mut holder = fleet.start_held("workers::checks::a_worker_whose_checks_wait_for_a_file");
-    fleet.id_of(&holder).await;
     // One check slot: one item is checked, the other waits with its stored result.
     let batch = fleet.submit(judged(2, "true")).await;
     until("both are staged", LONG, async || fleet.row(batch).await.counts.checking == 2).await;
