@@ -18,6 +18,7 @@ const ROUNDS: u32 = 100;
 
 /// Runs both at once; which is sent first changes with the round.
 async fn race<A, B>(round: u32, a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (a, b) = (Box::pin(a), Box::pin(b));
     // A head start lets one get at different depths before the other begins.
     let head_start = async |rounds: u32| {
         for _ in 0..rounds {

@@ -197,33 +197,33 @@ impl<'a> Link<'a> {
         let passed = &self.passed[way as usize];
         let mut whole = piece;
         match now {
-            Weather::Fair | Weather::Stalled | Weather::Reset => {}
             Weather::Delayed(delay) => tokio::time::sleep(delay).await,
             Weather::BlackHole => {
-                self.mute.iter().for_each(|way| way.store(true, Ordering::Relaxed))
+                self.mute.iter().for_each(|way| way.store(true, Ordering::Relaxed));
             }
-            Weather::HalfOpen(open) if open == way => {}
-            Weather::HalfOpen(_) => self.mute[way as usize].store(true, Ordering::Relaxed),
+            Weather::HalfOpen(open) if open != way => {
+                self.mute[way as usize].store(true, Ordering::Relaxed);
+            }
             Weather::CutAfter(of, bytes) if of == way => {
                 let left = bytes.saturating_sub(passed.load(Ordering::Relaxed));
                 whole = &piece[..left.min(piece.len())];
             }
-            Weather::CutAfter(..) => {}
+            Weather::Fair
+            | Weather::Stalled
+            | Weather::Reset
+            | Weather::HalfOpen(_)
+            | Weather::CutAfter(..) => {}
         }
         if self.mute[way as usize].load(Ordering::Relaxed) {
             return Ok(());
         }
         to.write_all(whole).await.map_err(|_| End::Closed)?;
-        match now {
-            Weather::CutAfter(of, _) if of == way => {
-                passed.fetch_add(whole.len(), Ordering::Relaxed);
-                if whole.len() < piece.len() { Err(End::Reset) } else { Ok(()) }
-            }
-            _ => {
-                passed.store(0, Ordering::Relaxed);
-                Ok(())
-            }
+        if !matches!(now, Weather::CutAfter(of, _) if of == way) {
+            passed.store(0, Ordering::Relaxed);
+            return Ok(());
         }
+        passed.fetch_add(whole.len(), Ordering::Relaxed);
+        if whole.len() < piece.len() { Err(End::Reset) } else { Ok(()) }
     }
 
     /// One side is gone. Where bytes are lost the other is not told before the weather changes.
