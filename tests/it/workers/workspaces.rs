@@ -46,4 +46,8 @@ async fn a_role_that_may_not_use_workspaces_gets_none_and_the_work_is_done() {
 
     fleet.assert_each_ran_once(batch).await;
     assert!(!fleet.workspaces().exists());
+    let denied = "SELECT count(*) FROM holdfast.outcomes
+                   WHERE batch_id = $1 AND status = 'succeeded' AND verdict_class = 'unverified'
+                     AND verdict->'leaves'->0->>'detail' LIKE '%submitter may not use workspaces%'";
+    assert_eq!(fleet.value::<i64>(batch, denied).await, 2, "the leaf says why it is unchecked");
 }
