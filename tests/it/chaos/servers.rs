@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use holdfast::clock::{Clock, SystemClock};
 use holdfast::embedded::{DataDir, EmbeddedOptions, EmbeddedPostgres};
 use holdfast::store::migrate;
 use rustix::process::{Pid, Signal, kill_process};
@@ -76,13 +77,17 @@ impl Servers {
     /// A connection to the primary, as soon as it takes one.
     pub(super) async fn client(&self) -> Client {
         let url = self.url();
-        let mut client = None;
-        until("the server takes connections", LONG, async || {
-            client = self.try_connect(&url).await;
-            client.is_some()
-        })
-        .await;
-        client.unwrap()
+        let began = SystemClock.now();
+        while SystemClock.now().since(began) < LONG {
+            if let Some(client) = self.try_connect(&url).await {
+                return client;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let log = fs::read_to_string(self.primary.state.join("postgres.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(30)..].join("\n");
+        panic!("the server takes no connections for {LONG:?}; the last it logged:\n{last}")
     }
 
     /// A connection to the primary, if there is one to be had now.
