@@ -12,7 +12,7 @@ use tracing::{Instrument, debug, error};
 pub use self::check::{CheckPolicy, CheckRequest, Checker, Rechecked};
 
 use self::check::is_checked;
-use crate::capacity::{Slot, Slots};
+use crate::capacity::{InLine, Slot, Slots};
 use crate::clock::Clock;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
 use crate::finish::{Finished, Finisher};
@@ -22,10 +22,13 @@ use crate::model::{
     AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, PublishedResult, QueueName,
     Settlement,
 };
-use crate::store::ItemInput;
+use crate::store::{Database, ItemInput};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{ExecutionOutcome, LostReason, RefundReason, RetryReason};
 use crate::telemetry::trace::{self, TraceContext};
+
+/// The pause before a begin that was not answered is told again.
+const TELL_AGAIN: Duration = Duration::from_millis(500);
 
 /// When another attempt is made, and when no more.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +63,7 @@ pub struct BatchContext {
 
 /// Runs attempts.
 pub struct Attempts {
+    database: Database,
     clock: Arc<dyn Clock>,
     leases: Arc<Leases>,
     slots: Slots,
@@ -76,14 +80,15 @@ pub struct Taken {
     pub slot: Slot,
     /// Its key and input; none when it could not be read.
     pub input: Option<ItemInput>,
-    /// It runs when everything else ended.
-    pub alone: bool,
+    /// It runs when everything else ended, and is in line for that.
+    pub alone: Option<InLine>,
 }
 
 impl Attempts {
     /// Attempts that hand in through `finisher`.
     #[must_use]
     pub fn new(
+        database: Database,
         clock: Arc<dyn Clock>,
         leases: Arc<Leases>,
         slots: Slots,
@@ -91,7 +96,7 @@ impl Attempts {
         metrics: Arc<Metrics>,
         finisher: Finisher,
     ) -> Self {
-        Self { clock, leases, slots, checks, metrics, finisher }
+        Self { database, clock, leases, slots, checks, metrics, finisher }
     }
 
     /// Runs one attempt to its hand-in.
@@ -105,17 +110,22 @@ impl Attempts {
         let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
         let mut slot = Some(slot);
-        if alone {
+        let is_alone = alone.is_some();
+        if is_alone {
             drop(slot.take());
             slot = tokio::select! {
                 () = stop.token().cancelled() => None,
                 all = self.slots.take_all() => all,
             };
+            drop(alone);
         }
         let criteria = input.as_ref().and_then(|input| input.criteria_json.as_deref());
         let criteria = effective(criteria);
         let ended = match input {
-            Some(input) if self.leases.begin(hold.lease(), hold.item().position()) => {
+            Some(input)
+                if self.leases.begin(hold.lease(), hold.item().position())
+                    && (!is_alone || self.tell_begun(&hold, &stop).await) =>
+            {
                 Some(self.execute(batch, &span, &hold, input, criteria.clone(), &stop).await)
             }
             Some(_) | None => None,
@@ -139,6 +149,19 @@ impl Attempts {
             }
             Some(_) | None => self.finisher.submit(finished),
         }
+    }
+
+    /// Says that an item that runs alone begins, until it is answered: what is not known to have
+    /// begun is not charged when its worker dies, and would be tried for ever.
+    async fn tell_begun(&self, hold: &Hold, stop: &StopSignal) -> bool {
+        while !stop.token().is_cancelled() {
+            match self.database.mark_begun(hold).await {
+                Ok(held) => return held,
+                Err(failed) => debug!(error = %failed, "the begin of an item was not answered"),
+            }
+            tokio::time::sleep(TELL_AGAIN).await;
+        }
+        false
     }
 
     async fn execute(
@@ -382,7 +405,7 @@ mod tests {
     use crate::finish::Grouping;
     use crate::leases::Grant;
     use crate::model::{BatchId, FencingToken, Position, WorkerId};
-    use crate::store::{Database, DatabaseOptions};
+    use crate::store::DatabaseOptions;
     use crate::telemetry::BuildInfo;
 
     const POLICY: RetryPolicy = RetryPolicy {
@@ -443,7 +466,7 @@ mod tests {
                 input_json: "1".into(),
                 criteria_json: None,
             }),
-            alone: false,
+            alone: None,
         };
         let batch = BatchContext {
             queue,
@@ -475,8 +498,9 @@ mod tests {
             heartbeat_timeout: Duration::ZERO,
         };
         let metrics = Arc::new(Metrics::new([], &BuildInfo::current(1, 1)));
+        let database = Database::new(nowhere).unwrap();
         let finisher = Finisher::new(
-            Database::new(nowhere).unwrap(),
+            database.clone(),
             Arc::clone(&clock),
             Arc::clone(&leases),
             Arc::clone(&metrics),
@@ -491,7 +515,7 @@ mod tests {
             slots: CheckSlots::new(1, 1, Arc::default()),
             timeout: Duration::from_secs(1),
         };
-        Attempts::new(clock, leases, slots, checks, metrics, finisher)
+        Attempts::new(database, clock, leases, slots, checks, metrics, finisher)
     }
 
     #[test]

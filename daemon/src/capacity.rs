@@ -12,8 +12,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 pub struct Slots {
     permits: Arc<Semaphore>,
     freed: Arc<Notify>,
+    in_line: Arc<AtomicUsize>,
     total: usize,
 }
+
+/// An item in line for all slots: until it is dropped none of them is free for anything else.
+#[derive(Debug)]
+pub struct InLine(Arc<AtomicUsize>);
 
 /// One slot, or all of them, in use until it is dropped.
 #[derive(Debug)]
@@ -27,7 +32,12 @@ impl Slots {
     /// `total` slots, all free.
     #[must_use]
     pub fn new(total: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(total)), freed: Arc::default(), total }
+        Self {
+            permits: Arc::new(Semaphore::new(total)),
+            freed: Arc::default(),
+            in_line: Arc::default(),
+            total,
+        }
     }
 
     /// How many there are.
@@ -36,17 +46,25 @@ impl Slots {
         self.total
     }
 
-    /// How many are free now.
+    /// How many are free now: none while an item is in line for all of them.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.permits.available_permits()
+        if self.in_line.load(Ordering::Relaxed) > 0 { 0 } else { self.permits.available_permits() }
+    }
+
+    /// Keeps all slots for an item that runs alone, so that nothing joins it and no second one waits
+    /// beside it.
+    #[must_use]
+    pub fn line_up(&self) -> InLine {
+        self.in_line.fetch_add(1, Ordering::Relaxed);
+        InLine(Arc::clone(&self.in_line))
     }
 
     /// As many slots as are free, at most `most`.
     #[must_use]
     pub fn take(&self, most: usize) -> Vec<Slot> {
         std::iter::from_fn(|| Arc::clone(&self.permits).try_acquire_owned().ok())
-            .take(most)
+            .take(most.min(self.free()))
             .map(|permit| self.slot(permit))
             .collect()
     }
@@ -81,6 +99,12 @@ impl Slots {
 
     fn slot(&self, permit: OwnedSemaphorePermit) -> Slot {
         Slot { permit: Some(permit), freed: Arc::clone(&self.freed) }
+    }
+}
+
+impl Drop for InLine {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -188,6 +212,15 @@ mod tests {
         assert_eq!((two.len(), rest.len(), slots.free()), (2, 1, 0));
         drop(two);
         assert_eq!(slots.free(), 2);
+    }
+
+    #[test]
+    fn nothing_is_taken_beside_an_item_in_line_for_all_slots() {
+        let slots = Slots::new(3);
+        let in_line = slots.line_up();
+        assert_eq!((slots.free(), slots.take(1).len()), (0, 0));
+        drop(in_line);
+        assert_eq!(slots.free(), 3);
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, warn};
 
-use crate::capacity::{Slot, Slots};
+use crate::capacity::{InLine, Slot, Slots};
 use crate::clock::{BootInstant, Clock};
 use crate::leases::{Grant, Leases};
 use crate::model::{BatchId, Hold, LeaseId, QueueName, WorkerId};
@@ -47,7 +47,7 @@ pub struct Granted {
     /// The holds, each with a slot.
     pub items: Vec<(Hold, Slot)>,
     /// The one item has taken its worker down before: it runs when the others ended.
-    pub alone: bool,
+    pub alone: Option<InLine>,
     /// Trace context of the claim.
     pub claim: Option<TraceContext>,
 }
@@ -77,6 +77,8 @@ pub struct Claimer {
     ranking: Vec<RankedBatch>,
     ranked_at: Option<BootInstant>,
     held_off: HashMap<BatchId, BootInstant>,
+    /// Until when nothing is claimed at all, after a failover (F7).
+    settles_at: Option<BootInstant>,
 }
 
 /// What one call of a claim came to.
@@ -118,6 +120,7 @@ impl Claimer {
             ranking: Vec::new(),
             ranked_at: None,
             held_off: HashMap::new(),
+            settles_at: None,
         }
     }
 
@@ -131,7 +134,7 @@ impl Claimer {
         lost: impl Fn(BatchId, LeaseId),
     ) {
         while !stop.is_cancelled() {
-            let took = if may_claim() && self.slots.free() > 0 {
+            let took = if may_claim() && self.slots.free() > 0 && self.settles_in().is_none() {
                 self.round(stop, &granted, &lost).await
             } else {
                 false
@@ -260,6 +263,7 @@ impl Claimer {
                     holds.iter().map(|hold| hold.item().position()),
                 );
                 let items = holds.into_iter().zip(slots).collect();
+                let alone = alone.then(|| self.slots.line_up());
                 granted(Granted { batch: batch.id, queue, items, alone, claim: context });
                 Came::Granted(i64::try_from(count).unwrap_or(i64::MAX))
             }
@@ -311,6 +315,10 @@ impl Claimer {
             ClaimAnswer::Empty | ClaimAnswer::NotBefore => {
                 (ready_in.map_or(poll, |ready| ready.min(poll)), Came::Nothing)
             }
+            ClaimAnswer::Settling => {
+                self.settles_at = Some(self.clock.now() + ready_in.unwrap_or(poll));
+                return Came::Failed;
+            }
             ClaimAnswer::Closed | ClaimAnswer::ClaimsOff | ClaimAnswer::Unknown => {
                 (poll, Came::Nothing)
             }
@@ -319,11 +327,22 @@ impl Claimer {
         came
     }
 
+    /// For how long claims wait yet after a failover (F7): of every batch, and by this clock, for the
+    /// database's may be set meanwhile.
+    fn settles_in(&mut self) -> Option<Duration> {
+        let now = self.clock.now();
+        self.settles_at = self.settles_at.filter(|until| now < *until);
+        self.settles_at.map(|until| until.since(now))
+    }
+
     /// When the next look is worth while without being told: a hold-off ends, or an item's time
     /// comes.
     async fn until_due(&mut self) -> Option<Duration> {
         if self.slots.free() == 0 {
             return None;
+        }
+        if let Some(settles_in) = self.settles_in() {
+            return Some(settles_in);
         }
         let now = self.clock.now();
         self.held_off.retain(|_, until| now < *until);
@@ -392,7 +411,8 @@ const fn outcome(answer: ClaimAnswer) -> ClaimOutcome {
         ClaimAnswer::Window
         | ClaimAnswer::Capped
         | ClaimAnswer::Backlog
-        | ClaimAnswer::ClaimsOff => ClaimOutcome::Throttled,
+        | ClaimAnswer::ClaimsOff
+        | ClaimAnswer::Settling => ClaimOutcome::Throttled,
     }
 }
 

@@ -37,7 +37,7 @@ pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
     ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
 };
-pub use recovery::RecoveryPlan;
+pub use recovery::{Raised, RecoveryPlan};
 pub use release::DeadLease;
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use workers::WorkerRow;

@@ -171,6 +171,7 @@ impl Worker {
             Arc::clone(&wakeups.settled),
         );
         let attempts = Arc::new(Attempts::new(
+            parts.database.clone(),
             Arc::clone(&parts.clock),
             Arc::clone(&leases),
             slots.clone(),
@@ -441,6 +442,7 @@ impl Worker {
             self.contexts.get(granted.batch, &granted.queue),
             self.read_held(lease, &positions, || database.item_inputs(granted.batch, &positions)),
         );
+        let mut alone = granted.alone;
         for (hold, slot) in granted.items {
             let position = hold.item().position();
             let found = inputs.iter().position(|input| input.position == position);
@@ -448,7 +450,7 @@ impl Worker {
                 hold,
                 slot,
                 input: found.map(|index| inputs.swap_remove(index)),
-                alone: granted.alone,
+                alone: alone.take(),
             };
             let attempts = Arc::clone(&self.attempts);
             let (context, claim) = (Arc::clone(&context), granted.claim.clone());

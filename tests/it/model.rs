@@ -83,22 +83,17 @@ fn the_promises_hold_for_checks_and_groups() {
 }
 
 #[test]
-fn the_promises_hold_after_lost_commits_but_for_overlaps() {
+fn the_promises_hold_after_lost_commits() {
     holds("a lossy failover", Bounds { attempts: 1, ..FAILOVER });
     holds("a restored snapshot", Bounds { attempts: 1, ..RESTORE });
 }
 
+/// Of a claim whose commit was lost, the item would be given out again while its execution runs, until
+/// the next heartbeat or the trust deadline ends that.
 #[test]
-fn executions_would_not_overlap_after_lost_commits_if_claims_waited_for_a_lease() {
-    holds("claims wait", Bounds { attempts: 1, claims_settle: true, ..FAILOVER });
-}
-
-/// P3 has a limit: of a claim whose commit a failover lost, the item is given out again while its
-/// execution runs, until the next heartbeat or the trust deadline ends that.
-#[test]
-fn executions_overlap_after_lost_commits() {
-    let bounds = Bounds { attempts: 1, overlaps: true, ..FAILOVER };
-    breaks(&[], bounds, NO_OVERLAP);
+fn executions_overlap_after_lost_commits_unless_claims_wait_for_a_lease() {
+    breaks(&[Rule::ClaimsSettle], Bounds { attempts: 1, ..FAILOVER }, NO_OVERLAP);
+    breaks(&[Rule::ClaimsSettle], Bounds { attempts: 1, ..RESTORE }, NO_OVERLAP);
 }
 
 #[test]

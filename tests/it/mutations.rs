@@ -151,10 +151,18 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         rule: "F2: another timeline has another epoch",
         sql: "SELECT pg_temp.rewrite('raise_epoch_if_moved',
-                  'IF (c.system_identifier, c.timeline) = (v_system, v_line)', 'IF true')",
+                  'v_moved := (c.system_identifier, c.timeline) <> (v_system, v_line)',
+                  'v_moved := false')",
         missed_by: &[
             "protocol::tokens::a_sequence_that_lost_its_wal_does_not_repeat_a_token",
             "protocol::tokens::another_timeline_or_system_raises_the_epoch_once",
+        ],
+    },
+    Mutation {
+        rule: "F7: claims wait after a failover",
+        sql: "SELECT pg_temp.rewrite('claim', 'IF c.quiet_until > v_now', 'IF false')",
+        missed_by: &[
+            "protocol::tokens::claims_wait_for_the_longest_lease_at_work_until_lost_claims_are_over",
         ],
     },
     Mutation {
@@ -210,6 +218,13 @@ const MUTATIONS: &[Mutation] = &[
         sql: "SELECT pg_temp.rewrite('claim', 'v_room := least(p_want, b.max_running - p.executing)',
                   'v_room := p_want')",
         missed_by: &["protocol::claim::twenty_claimers_never_exceed_a_running_cap_of_three"],
+    },
+    Mutation {
+        rule: "an item that waits to run alone is not charged",
+        sql: "SELECT pg_temp.rewrite('take_back', ' OR x.waited', '')",
+        missed_by: &[
+            "protocol::reap::three_crashes_fail_an_item_as_poison_and_the_third_runs_alone",
+        ],
     },
     Mutation {
         rule: "an item with two crashes runs alone",

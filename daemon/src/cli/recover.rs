@@ -11,7 +11,7 @@ use super::control::persist;
 use super::exit::{CliError, Exit};
 use super::output::{pairs, print_json, print_line, print_text, time};
 use crate::model::FencingToken;
-use crate::store::{Database, RecoveryPlan};
+use crate::store::{Database, Raised, RecoveryPlan};
 
 /// After a restore or a failover that lost commits: keep fencing tokens rising.
 ///
@@ -39,8 +39,9 @@ Examples:
     Plan,
     /// Raise the token epoch, so that every later token is above all before; audited.
     ///
-    /// Safe at any time: leases that are there go on with the tokens they have. Done twice it is
-    /// raised twice, which does no harm.
+    /// Safe at any time: leases that are there go on with the tokens they have, and nothing new is
+    /// handed out for the length of the longest lease, until executions whose claims were lost have
+    /// ended. Done twice it is raised twice, which does no harm.
     #[command(after_help = "\
 Exit codes: 2 not confirmed; 73 it was raised by another meanwhile.
 
@@ -113,10 +114,13 @@ async fn raise(
     }
     let actor = actor();
     let raised = persist(async || database.raise_epoch(plan.epoch, above, &actor).await).await?;
-    // A try whose answer was lost may have been the one that raised it.
-    let epoch = match raised {
-        Some(epoch) => epoch,
-        None => database.recovery_plan().await?.epoch,
+    let Raised { epoch, settles_in } = match raised {
+        Some(raised) => raised,
+        // A try whose answer was lost may have been the one that raised it.
+        None => {
+            let RecoveryPlan { epoch, settles_in, .. } = database.recovery_plan().await?;
+            Raised { epoch, settles_in }
+        }
     };
     let high_enough = above.is_none_or(|above| epoch > above.get() >> 31);
     if epoch <= plan.epoch || !high_enough {
@@ -125,9 +129,15 @@ async fn raise(
         return Err(CliError::new(Exit::Conflict, message));
     }
     if json {
-        return print_json(&json!({"before": plan.epoch.to_string(), "epoch": epoch.to_string()}));
+        return print_json(&json!({
+            "before": plan.epoch.to_string(),
+            "epoch": epoch.to_string(),
+            "settles_in_s": settles_in.as_secs_f64(),
+        }));
     }
-    print_line(&format!("raised the epoch from {} to {epoch}", plan.epoch))
+    print_line(&format!("raised the epoch from {} to {epoch}", plan.epoch))?;
+    let waits = settles_in.as_secs_f64().ceil();
+    print_line(&format!("claims wait for {waits} s: what runs under lost leases has ended by then"))
 }
 
 /// Asks at a terminal; elsewhere it takes the flag.
@@ -158,6 +168,7 @@ fn document(plan: &RecoveryPlan) -> Value {
         "highest_token_held": plan.highest_held.map(|token| token.to_string()),
         "moved": plan.moved,
         "claims_enabled": plan.claims_enabled,
+        "settles_in_s": plan.settles_in.as_secs_f64(),
         "leases": plan.leases,
         "leases_expired": plan.leases_expired,
         "items_held": plan.items_held,
@@ -173,14 +184,18 @@ fn text(plan: &RecoveryPlan) -> String {
     } else {
         "no: after a restored disk snapshot it has to be raised by hand"
     };
-    let claims = if plan.claims_enabled { "on" } else { "off" };
+    let claims = match (plan.claims_enabled, plan.settles_in.as_secs_f64()) {
+        (false, _) => "off".to_owned(),
+        (true, 0.0) => "on".to_owned(),
+        (true, waits) => format!("on; they wait for {waits:.0} s yet, since the epoch was raised"),
+    };
     pairs(&[
         ("epoch", format!("{}, since {}", plan.epoch, time(plan.changed_at))),
         ("after a raise", format!("{} or more", plan.next_epoch)),
         ("last token", plan.last_token.to_string()),
         ("another server", moved.to_owned()),
         ("server started", time(plan.server_started)),
-        ("claims", claims.to_owned()),
+        ("claims", claims),
         (
             "leases",
             format!(

@@ -25,7 +25,8 @@
 //!   one that took the parent lock. A shared holder then locks its lease rows in
 //!   (`batch_id`, `lease_id`) order in a statement of its own (`FOR NO KEY UPDATE` when positions
 //!   only go to outcomes or staged, `FOR UPDATE` when one goes to waiting; reapers `FOR UPDATE SKIP
-//!   LOCKED`), and reads, writes and deletes in the next. Every transaction is `READ COMMITTED` by
+//!   LOCKED`), and reads, writes and deletes in the next. What touches one lease row and nothing else
+//!   waits for it. Every transaction is `READ COMMITTED` by
 //!   its own `BEGIN`; functions of several steps are `VOLATILE` and assert it; `synchronous_commit`
 //!   is at least `on`.
 //! - **L3 Short, and nothing depends on the client.** The statement that takes the lock carries its
@@ -74,6 +75,13 @@
 //!   at the next heartbeat. A commit counts only if every statement before it answered. A position
 //!   that a lease's row holds and its worker does not know of, no hand-in being under way, is given
 //!   back by the worker as interrupted.
+//!
+//! - **F7** After a failover or a restore commits may be lost, a claim's among them: its execution runs,
+//!   and nothing in the database says so. So a raise of the epoch that is due to another system
+//!   identifier or timeline, or to an operator, begins a wait of the longest lease of the workers that
+//!   were at work: until `control.quiet_until` nothing is handed out to be executed. By then whoever
+//!   held a lost claim has heard of it or has stopped trusting it (F5). Hand-ins, heartbeats, sweeps and
+//!   checks do not wait.
 //!
 //! The advisory lock classes are 1212564301 (parent) and 1212564302 (ticket), `0x4846434d` and
 //! `0x4846434e` in the two-integer form.

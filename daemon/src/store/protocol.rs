@@ -65,6 +65,8 @@ pub enum ClaimAnswer {
     Contended,
     /// Claims are switched off for the whole database.
     ClaimsOff,
+    /// Claims wait for one lease after a failover or a restore (F7).
+    Settling,
     /// No such batch.
     Unknown,
 }
@@ -276,8 +278,29 @@ impl Database {
             "closed" | "ended" => nothing(ClaimAnswer::Closed),
             "contended" => nothing(ClaimAnswer::Contended),
             "claims_off" => nothing(ClaimAnswer::ClaimsOff),
+            "settling" => nothing(ClaimAnswer::Settling),
             _ => nothing(ClaimAnswer::Unknown),
         }
+    }
+
+    /// Says that the execution of an item that runs alone is about to begin: only then is it charged
+    /// when its worker dies. Answers whether its lease still holds it.
+    ///
+    /// # Errors
+    /// Repeating it is safe.
+    pub async fn mark_begun(&self, hold: &Hold) -> Result<bool, FlightError> {
+        let rows = self
+            .flight(
+                statements::MARK_BEGUN,
+                &[
+                    (&hold.item().batch().uuid(), Type::UUID),
+                    (&hold.lease().uuid(), Type::UUID),
+                    (&hold.token().get(), Type::INT8),
+                    (&hold.item().position().get(), Type::INT4),
+                ],
+            )
+            .await?;
+        Ok(one(&rows).get("held"))
     }
 
     /// Hands in items of one batch; answers in the order given.

@@ -1,5 +1,7 @@
 //! The token epoch (F2), as an operator sees and raises it.
 
+use std::time::Duration;
+
 use time::OffsetDateTime;
 use tokio_postgres::types::Type;
 
@@ -22,6 +24,8 @@ pub struct RecoveryPlan {
     pub highest_held: Option<FencingToken>,
     /// Whether claims are granted at all.
     pub claims_enabled: bool,
+    /// For how long claims wait yet after a raise (F7); zero when they do not.
+    pub settles_in: Duration,
     /// When the epoch or the switch last changed.
     pub changed_at: OffsetDateTime,
     /// Whether system identifier or timeline are others than at the last raise: the next claim then
@@ -41,6 +45,15 @@ pub struct RecoveryPlan {
     pub unfinished_batches: i64,
 }
 
+/// A raised epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// The epoch now.
+    pub epoch: i64,
+    /// For how long claims wait from now (F7).
+    pub settles_in: Duration,
+}
+
 impl Database {
     /// What a raise of the epoch would find and do; changes nothing.
     ///
@@ -57,6 +70,7 @@ impl Database {
             last_token: FencingToken::new(row.get("last_token")),
             highest_held: row.get::<_, Option<i64>>("highest_held").map(FencingToken::new),
             claims_enabled: row.get("claims_enabled"),
+            settles_in: seconds(row.get("settles_in_s")),
             changed_at: row.get("changed_at"),
             moved: row.get("moved"),
             server_started: row.get("server_started"),
@@ -78,13 +92,20 @@ impl Database {
         seen: i64,
         above: Option<FencingToken>,
         actor: &str,
-    ) -> Result<Option<i64>, FlightError> {
+    ) -> Result<Option<Raised>, FlightError> {
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] = [
             (&seen, Type::INT8),
             (&above.map(FencingToken::get), Type::INT8),
             (&actor, Type::TEXT),
         ];
         let rows = self.flight(statements::RAISE_EPOCH, &params).await?;
-        Ok(rows.first().map(|row| row.get(0)))
+        Ok(rows.first().map(|row| Raised {
+            epoch: row.get("epoch"),
+            settles_in: seconds(row.get("settles_in_s")),
+        }))
     }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

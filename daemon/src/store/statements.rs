@@ -71,6 +71,8 @@ statements! {
     INSERT_BATCH = "insert_batch";
     /// Keys, inputs and criteria of claimed positions, read after the claim's commit (L3).
     ITEM_INPUTS = "item_inputs";
+    /// An execution that runs alone is about to begin: its worker's death is judged by that.
+    MARK_BEGUN = "mark_begun";
     /// Seconds until an item or a batch of some queues that waits for its time may be claimed.
     NEXT_DUE = "next_due";
     /// A page of items from a position on, each with its derived status, its criteria and its verdict.

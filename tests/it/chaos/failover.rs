@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use holdfast::model::{BatchId, Hold, LeaseId, WorkerId};
-use holdfast::store::{ClaimRequest, Database, DatabaseOptions, HandIn, HandInAnswer};
+use holdfast::store::{
+    Claim, ClaimAnswer, ClaimRequest, Database, DatabaseOptions, HandIn, HandInAnswer,
+};
 use tokio_postgres::Client;
 
 use super::servers::{Replication, Servers};
@@ -52,16 +54,19 @@ impl Pair {
         batches
     }
 
-    async fn claim(&self, database: &Database, batch: BatchId) -> Hold {
-        let request = ClaimRequest {
+    fn request(&self, batch: BatchId) -> ClaimRequest {
+        ClaimRequest {
             batch,
             lease: LeaseId::generate(),
             worker: self.worker,
             want: 1,
             ttl: TTL,
             traceparent: None,
-        };
-        granted(database.claim(&request).await.unwrap()).pop().unwrap()
+        }
+    }
+
+    async fn claim(&self, database: &Database, batch: BatchId) -> Hold {
+        granted(database.claim(&self.request(batch)).await.unwrap()).pop().unwrap()
     }
 
     async fn finish(&self, database: &Database, hold: &Hold) -> HandInAnswer {
@@ -81,6 +86,14 @@ impl Pair {
         drop(old);
         self.servers.fail_over().await;
         holds
+    }
+
+    /// The new primary lets claims wait, for what runs under lost ones (F7); ends that wait.
+    async fn settle(&self, database: &Database, batch: BatchId) {
+        let answer = database.claim(&self.request(batch)).await.unwrap();
+        assert!(matches!(answer, Claim::Nothing(ClaimAnswer::Settling, _)), "{answer:?}");
+        let settle = "UPDATE holdfast.control SET quiet_until = '-infinity'";
+        self.servers.client().await.batch_execute(settle).await.unwrap();
     }
 }
 
@@ -105,6 +118,7 @@ async fn a_holder_whose_grant_was_lost_is_refused() {
     let lost = pair.claim_in_vain(&batches).await;
     let new = pair.database();
     let highest = lost.iter().map(Hold::token).max().unwrap();
+    pair.settle(&new, batches[0]).await;
 
     for old in &lost {
         let held = pair.claim(&new, old.item().batch()).await;
@@ -126,7 +140,8 @@ async fn with_a_counter_alone_the_lost_holder_would_be_taken_for_the_new_one() {
     let lost = pair.claim_in_vain(&batches).await;
     let (new, sql) = (pair.database(), pair.servers.client().await);
     // As if nobody raised the epoch.
-    let never_raised = "CREATE OR REPLACE FUNCTION holdfast.raise_epoch_if_moved()
+    let never_raised = "CREATE OR REPLACE FUNCTION
+        holdfast.raise_epoch_if_moved(p_lease_s double precision DEFAULT 0)
         RETURNS holdfast.control LANGUAGE sql AS 'SELECT * FROM holdfast.control'";
     sql.batch_execute(never_raised).await.unwrap();
     let next = pair.claim(&new, spare).await.token().get() + 1;

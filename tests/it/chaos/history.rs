@@ -252,15 +252,10 @@ impl History {
                     open.push(right);
                 }
                 NoteKind::Overlap => {
-                    // Beside an execution of a lost grant there is nothing to know of it.
-                    let lost = open.iter().any(|other| !granted.contains(other));
-                    if !(self.lossy && lost) {
-                        found.add(Fault::Overlap, item, format!("{right} beside what was there"));
-                    }
+                    found.add(Fault::Overlap, item, format!("{right} beside what was there"));
                 }
                 NoteKind::End => {
-                    let known = granted.contains(&right) || !self.lossy;
-                    if known && last != Some(right) {
+                    if last != Some(right) {
                         found.add(Fault::Overlap, item, format!("{right} outlived its successor"));
                     }
                     open.retain(|other| *other != right);

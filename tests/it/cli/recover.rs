@@ -6,6 +6,12 @@ use serde_json::json;
 use super::{Cli, succeeded};
 
 impl Cli {
+    /// Ends the wait that a raise begins (F7).
+    async fn settle(&self) {
+        let settle = "UPDATE holdfast.control SET quiet_until = '-infinity'";
+        self.db.client().await.batch_execute(settle).await.unwrap();
+    }
+
     async fn token_of_a_new_item(&self) -> i64 {
         let batch = self.submit(&["a"]).await;
         self.fleet().drain(&batch, |_| succeeded("1")).await;
@@ -34,11 +40,20 @@ async fn tokens_are_above_all_before_after_a_restored_snapshot_and_a_raise() {
     client.query_one("SELECT setval('holdfast.token_seq', $1)", &[&at_snapshot]).await.unwrap();
     let plan = cli.run(&["recover", "plan", "--json"]).await.exited(0).json();
     assert_eq!(plan["moved"], json!(false));
+    let at_work = "INSERT INTO holdfast.workers
+        (id, name, host, pid, version, queues, slots, state, lease_s)
+        VALUES (gen_random_uuid(), 'w', 'h', 1, 'v', '{}', 1, 'running', 60)";
+    client.batch_execute(at_work).await.unwrap();
     let epoch = |value: &serde_json::Value| value.as_str().unwrap().parse::<i64>().unwrap();
     let raised = cli.run(&["recover", "raise-epoch", "--yes", "--json"]).await.exited(0).json();
 
     assert_eq!(raised["before"], plan["epoch"]);
     assert!(epoch(&raised["epoch"]) >= epoch(&plan["next_epoch"]));
+    let waits = raised["settles_in_s"].as_f64().unwrap();
+    assert!((59.0..=60.0).contains(&waits), "for the lease of the worker: {raised}");
+    let plan = cli.run(&["recover", "plan"]).await.exited(0).out;
+    assert!(plan.contains("on; they wait for"), "{plan}");
+    cli.settle().await;
     let after = cli.token_of_a_new_item().await;
     assert!(after > before, "{after} after {before}");
     assert_eq!(after >> 31, epoch(&raised["epoch"]));
@@ -55,9 +70,10 @@ async fn tokens_are_above_all_before_after_a_restored_snapshot_and_a_raise() {
 async fn a_token_seen_elsewhere_is_below_all_that_come() {
     let cli = Cli::new().await;
     let elsewhere = cli.token_of_a_new_item().await + (1_i64 << 31) * 100_000_000;
-    cli.run(&["recover", "raise-epoch", "--above", &elsewhere.to_string(), "--yes"])
-        .await
-        .exited(0);
+    let raise = ["recover", "raise-epoch", "--above", &elsewhere.to_string(), "--yes"];
+    let raised = cli.run(&raise).await.exited(0).out;
+    assert!(raised.contains("claims wait for"), "{raised}");
+    cli.settle().await;
     assert!(cli.token_of_a_new_item().await > elsewhere);
 }
 

@@ -302,12 +302,12 @@ impl Model for Protocol {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let lossless = self.bounds.faults.failovers + self.bounds.faults.restores == 0;
-        let no_overlap = Property::<Self>::always(NO_OVERLAP, |_, s| {
-            (0..ITEMS).all(|position| s.executions(position) <= 1)
-        });
         let mut properties = vec![
             Property::<Self>::always(ONE_OUTCOME, |_, s| s.db.outcomes.iter().all(|n| *n <= 1)),
             Property::<Self>::always(NO_STRAGGLER, |_, s| s.broken != Some(Broken::StalePublished)),
+            Property::<Self>::always(NO_OVERLAP, |_, s| {
+                (0..ITEMS).all(|position| s.executions(position) <= 1)
+            }),
             Property::<Self>::always(CANCEL_WINS, |_, s| {
                 s.broken != Some(Broken::PublishedAfterCancel)
             }),
@@ -319,10 +319,6 @@ impl Model for Protocol {
             properties.push(Property::<Self>::always(PAID_ONCE, |_, s| {
                 s.broken != Some(Broken::PaidTwice)
             }));
-        }
-        // A lost commit of a claim takes back what kept others from its item: see the test of it.
-        if lossless || self.bounds.claims_settle || self.bounds.overlaps {
-            properties.push(no_overlap);
         }
         properties
     }

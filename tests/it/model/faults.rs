@@ -72,7 +72,7 @@ impl Protocol {
                 bring_back_old(s);
                 if self.has(Rule::EpochRaisedAfterRestore) {
                     raise_epoch(s);
-                    s.settling = if self.bounds.claims_settle { LEASE } else { 0 };
+                    s.settling = if self.has(Rule::ClaimsSettle) { LEASE } else { 0 };
                 }
             }
             Fault::Cancel => {

@@ -12,6 +12,8 @@ pub(super) enum Rule {
     LeaseIdInFence,
     /// F2: the token contains an epoch that is raised when the timeline moved.
     EpochInToken,
+    /// F7: claims wait for one lease after the epoch was raised.
+    ClaimsSettle,
     /// F2: `recover raise-epoch` after a restored disk snapshot, which keeps its timeline.
     EpochRaisedAfterRestore,
     /// F3: a position that its lease no longer holds is refused.
@@ -72,10 +74,6 @@ pub(super) struct Bounds {
     /// Whether results are staged and checked before they are published.
     pub(super) checks: bool,
     pub(super) faults: Faults,
-    /// Whether claims wait for one lease after the timeline moved. The protocol does not do that.
-    pub(super) claims_settle: bool,
-    /// Whether overlaps are looked for although commits are lost.
-    pub(super) overlaps: bool,
 }
 
 impl Faults {
@@ -100,7 +98,5 @@ impl Bounds {
         attempts: 2,
         checks: false,
         faults: Faults::NONE,
-        claims_settle: false,
-        overlaps: false,
     };
 }

@@ -197,7 +197,7 @@ impl Protocol {
         if self.has(Rule::EpochInToken) && s.db.known != s.db.timeline {
             raise_epoch(s);
             s.db.known = s.db.timeline;
-            if self.bounds.claims_settle {
+            if self.has(Rule::ClaimsSettle) {
                 s.settling = LEASE;
                 return None;
             }

@@ -4,11 +4,19 @@ use std::collections::HashSet;
 
 use futures::future::join_all;
 use holdfast::model::FencingToken;
-use holdfast::store::{Claim, ControlAnswer, ControlVerb, HandInAnswer, RetryAnswer};
+use holdfast::store::{Claim, ClaimAnswer, ControlAnswer, ControlVerb, HandInAnswer, RetryAnswer};
 use tokio_postgres::error::SqlState;
 
 use crate::support::fixture::{Bed, TTL, failed, forged, granted, succeeded};
 use crate::support::invariants::assert_invariants;
+
+/// Lets the next claim see another timeline or system, and ends the wait that begins then (F7).
+async fn move_to(bed: &Bed, moved: &str) {
+    bed.run(&format!("UPDATE holdfast.control SET {moved}"), &[]).await;
+    let batch = bed.batch(1).await;
+    assert_eq!(bed.refused(batch).await, ClaimAnswer::Settling);
+    bed.run("UPDATE holdfast.control SET quiet_until = '-infinity'", &[]).await;
+}
 
 async fn next_token(bed: &Bed) -> FencingToken {
     let batch = bed.batch(1).await;
@@ -24,8 +32,8 @@ async fn another_timeline_or_system_raises_the_epoch_once() {
     let bed = Bed::new().await;
     let mut before = next_token(&bed).await;
     for moved in ["timeline = timeline + 1", "system_identifier = 1"] {
-        bed.run(&format!("UPDATE holdfast.control SET {moved}"), &[]).await;
         let old_epoch = epoch(&bed).await;
+        move_to(&bed, moved).await;
 
         let after = next_token(&bed).await;
 
@@ -50,7 +58,7 @@ async fn a_sequence_that_lost_its_wal_does_not_repeat_a_token() {
     }
     for _ in 0..3 {
         bed.sql.query_one("SELECT setval('holdfast.token_seq', 1, false)", &[]).await.unwrap();
-        bed.run("UPDATE holdfast.control SET timeline = timeline + 1", &[]).await;
+        move_to(&bed, "timeline = timeline + 1").await;
         tokens.push(next_token(&bed).await);
         tokens.push(next_token(&bed).await);
     }
@@ -84,7 +92,12 @@ async fn claimers_that_meet_a_new_timeline_together_raise_the_epoch_once() {
     }
     bed.run("UPDATE holdfast.control SET timeline = 7", &[]).await;
 
-    let claims = join_all(batches.iter().map(|batch| bed.try_claim(*batch, 1))).await;
+    let claims = async || join_all(batches.iter().map(|batch| bed.try_claim(*batch, 1))).await;
+    for claim in claims().await {
+        assert!(matches!(claim, Claim::Nothing(ClaimAnswer::Settling, Some(_))), "{claim:?}");
+    }
+    bed.run("UPDATE holdfast.control SET quiet_until = '-infinity'", &[]).await;
+    let claims = claims().await;
 
     let tokens: HashSet<i64> =
         claims.into_iter().map(|claim| granted(claim)[0].token().get()).collect();
@@ -100,13 +113,65 @@ async fn a_token_of_an_older_epoch_is_no_fence_for_a_newer_lease() {
     let old = bed.claim_one(batch).await;
     bed.expire(old.lease()).await;
     bed.reap(batch).await;
-    bed.run("UPDATE holdfast.control SET timeline = 7", &[]).await;
+    move_to(&bed, "timeline = 7").await;
     let new = bed.claim_one(batch).await;
 
     assert_eq!(bed.finish(&old).await, HandInAnswer::Lost);
     let low = forged(&new, new.lease(), new.token().get() & 0x7fff_ffff);
     assert_eq!(bed.finish(&low).await, HandInAnswer::Lost);
     assert_eq!(bed.finish(&new).await, HandInAnswer::Applied);
+}
+
+#[tokio::test]
+async fn claims_wait_for_the_longest_lease_at_work_until_lost_claims_are_over() {
+    let bed = Bed::new().await;
+    let batch = bed.batch(2).await;
+    let before = bed.claim_one(batch).await;
+    // At work when this state was written, by the newest heartbeat in it, however long ago that is;
+    // one that was silent by then, and one that had ended.
+    let worker = "INSERT INTO holdfast.workers (id, name, host, pid, version, queues, slots, state,
+                      lease_s, heartbeat_at, ended_at)
+                  SELECT gen_random_uuid(), 'w', 'h', 1, 'v', '{}', 1, 'running', $1,
+                         now() - make_interval(secs => $2), $3::timestamptz";
+    bed.run("UPDATE holdfast.workers SET heartbeat_at = now() - interval '1 day'", &[]).await;
+    let ended = Some(time::OffsetDateTime::now_utc());
+    for (lease, silent, ended) in
+        [(100.0, 86_400.0 + 90.0, None), (200.0, 86_400.0 + 201.0, None), (300.0, 0.0, ended)]
+    {
+        bed.run(worker, &[&lease, &silent, &ended]).await;
+    }
+    bed.run("UPDATE holdfast.control SET timeline = timeline + 1", &[]).await;
+
+    let Claim::Nothing(ClaimAnswer::Settling, Some(wait)) = bed.try_claim(batch, 1).await else {
+        panic!("claims wait")
+    };
+    assert!((90.0..=100.0).contains(&wait.as_secs_f64()), "{wait:?}");
+    assert_eq!(bed.refused(batch).await, ClaimAnswer::Settling, "until it is over");
+    // Everything else goes on.
+    assert!(bed.store.renew(bed.worker, TTL, "running", 1, &[]).await.unwrap().known);
+    assert_eq!(bed.finish(&before).await, HandInAnswer::Applied);
+    // The wait of a clock that was set back ends with the longest lease, as leases do.
+    bed.run("UPDATE holdfast.control SET quiet_until = now() + interval '1 hour'", &[]).await;
+    bed.store.tidy(10).await.unwrap();
+    let Claim::Nothing(ClaimAnswer::Settling, Some(wait)) = bed.try_claim(batch, 1).await else {
+        panic!("claims wait")
+    };
+    assert!(wait.as_secs_f64() <= 200.0, "{wait:?}");
+
+    bed.run("UPDATE holdfast.control SET quiet_until = now()", &[]).await;
+    let _held = bed.claim_one(batch).await;
+    assert_invariants(&bed.sql, batch).await;
+}
+
+#[tokio::test]
+async fn an_epoch_that_is_raised_for_its_bits_alone_lets_nobody_wait() {
+    let bed = Bed::new().await;
+    let old_epoch = epoch(&bed).await;
+    let far =
+        "SELECT setval('holdfast.token_seq', last_value + 2000000000) FROM holdfast.token_seq";
+    bed.sql.query_one(far, &[]).await.unwrap();
+    next_token(&bed).await;
+    assert!(epoch(&bed).await > old_epoch);
 }
 
 /// Lets every new session of this database begin its transactions in some other way.

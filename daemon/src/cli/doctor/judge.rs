@@ -199,6 +199,16 @@ fn state(fact: &Fact) -> Option<Finding> {
             "running work goes on, nothing new is handed out",
             "switch them on when the reason is gone",
         ),
+        "settling" => Finding::new(
+            "settling",
+            Note,
+            format!(
+                "the token epoch was raised at {subject}; claims wait for {:.0} s yet",
+                fact.amount
+            ),
+            "commits may have been lost: what runs under lost claims ends first",
+            "nothing: claims go on by themselves",
+        ),
         "moved" => Finding::new(
             "moved",
             Note,

@@ -4,6 +4,10 @@ SELECT 'claims_off' AS kind, to_char(c.changed_at, 'YYYY-MM-DD HH24:MI:SSOF') AS
        0::double precision AS amount, 0::double precision AS beside
   FROM holdfast.control c WHERE NOT c.claims_enabled
 UNION ALL
+SELECT 'settling', to_char(c.changed_at, 'YYYY-MM-DD HH24:MI:SSOF'),
+       extract(epoch FROM c.quiet_until - clock_timestamp())::double precision, 0
+  FROM holdfast.control c WHERE c.quiet_until > clock_timestamp()
+UNION ALL
 SELECT 'moved', '', 0, 0 FROM holdfast.control c
  WHERE CASE WHEN pg_is_in_recovery() THEN false
             ELSE c.system_identifier <> (SELECT system_identifier FROM pg_control_system())

@@ -5,6 +5,8 @@ SELECT c.epoch, greatest(c.epoch + 1, extract(epoch FROM clock_timestamp())::big
            + (SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END
                 FROM holdfast.token_seq s) - c.sequence_base AS last_token,
        c.claims_enabled, c.changed_at,
+       greatest(extract(epoch FROM greatest(c.quiet_until, '1970-01-01') - clock_timestamp()),
+                0)::double precision AS settles_in_s,
        c.system_identifier <> (SELECT system_identifier FROM pg_control_system())
            OR c.timeline <> ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer
            AS moved,
