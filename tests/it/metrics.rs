@@ -13,6 +13,8 @@ use holdfast::telemetry::metrics::{MAX_QUEUES, PoolUse, RenewalTiming};
 use holdfast::telemetry::{BuildInfo, Metrics};
 use time::OffsetDateTime;
 
+use crate::support::prometheus;
+
 fn queue(name: &str) -> QueueName {
     name.parse().unwrap()
 }
@@ -211,4 +213,13 @@ fn gauges_of_a_sampler_are_read_at_every_scrape() {
     assert!((value(&metrics.encode().unwrap(), series) - 1.0).abs() < 0.1);
     *busy.lock().unwrap() = 4;
     assert!((value(&metrics.encode().unwrap(), series) - 4.0).abs() < 0.1);
+}
+
+#[test]
+fn promtool_finds_no_fault_in_the_exposition() {
+    let Some(promtool) = prometheus::program("promtool") else { return };
+
+    let faults = prometheus::check_metrics(&promtool, &metrics().encode().unwrap());
+
+    assert_eq!(faults, "");
 }

@@ -9,6 +9,8 @@ pub(crate) mod fixture;
 pub(crate) mod fleet;
 #[path = "support/invariants.rs"]
 pub(crate) mod invariants;
+#[path = "support/prometheus.rs"]
+pub(crate) mod prometheus;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
 #[path = "support/scene.rs"]
