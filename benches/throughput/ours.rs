@@ -14,7 +14,7 @@ use holdfast::clock::{BootInstant, Clock, SystemClock};
 use holdfast::config::{CommandSpec, QueueSpec, Settings};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{BatchId, QueueName, WorkerId};
+use holdfast::model::{BatchId, QueueName, StopReason, WorkerId};
 use holdfast::store::{
     BatchWork, ControlAnswer, ControlVerb, Database, Event, StoreError, Stored, migrate,
 };
@@ -167,20 +167,7 @@ impl Executors for Only {
 
 fn execution(end: ExecutionEnd) -> Execution {
     let now = SystemClock.wall();
-    Execution {
-        end,
-        started_at: now,
-        ended_at: now,
-        output: String::new(),
-        output_bytes: 0,
-        output_truncated: false,
-        error: None,
-        stop_reason: "completed",
-        exit_status: None,
-        signal: None,
-        evidence: Vec::new(),
-        workspace: None,
-    }
+    Execution::new(end, StopReason::Completed, now, now)
 }
 
 /// Does nothing, and counts.

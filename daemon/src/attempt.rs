@@ -19,8 +19,8 @@ use crate::finish::{Finished, Finisher};
 use crate::leases::{Leases, StopCause, StopSignal};
 use crate::model::criteria::normalize_json;
 use crate::model::{
-    AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, PublishedResult, QueueName,
-    Settlement,
+    AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, LogTail, PublishedResult,
+    QueueName, Reporter, Settlement, StopReason,
 };
 use crate::store::{Database, ItemInput};
 use crate::telemetry::Metrics;
@@ -185,6 +185,7 @@ impl Attempts {
             criteria,
             deadline: self.clock.wall() + batch.timeout,
             traceparent: TraceContext::of(&process).map(|context| context.to_string()),
+            reporter: self.reporter(hold),
         };
         self.metrics.execution_started(&batch.queue);
         let began = self.clock.now();
@@ -193,8 +194,15 @@ impl Attempts {
         let outcome = outcome(execution.end, stop.cause());
         trace::execution_ended(&process, outcome);
         self.metrics.execution_ended(&batch.queue, outcome, self.clock.now().since(began));
-        process.in_scope(|| debug!(reason = execution.stop_reason, "an execution ended"));
+        process.in_scope(|| debug!(reason = %execution.stop_reason, "an execution ended"));
         execution
+    }
+
+    /// Where the executor's reports go: to the lease table, and with the next heartbeat from there.
+    fn reporter(&self, hold: &Hold) -> Reporter {
+        let leases = Arc::clone(&self.leases);
+        let (lease, position) = (hold.lease(), hold.item().position());
+        Reporter::new(move |report| leases.report(lease, position, report))
     }
 
     /// Nothing can be published any more: the item leaves without a hand-in.
@@ -279,6 +287,7 @@ const fn outcome(end: ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcom
         (ExecutionEnd::Succeeded, _) => ExecutionOutcome::Succeeded,
         (ExecutionEnd::TimedOut, _) => ExecutionOutcome::TimedOut,
         (ExecutionEnd::Stopped, _) => ExecutionOutcome::Interrupted,
+        (ExecutionEnd::Lost, _) => ExecutionOutcome::Lost,
         (ExecutionEnd::Retryable | ExecutionEnd::Permanent | ExecutionEnd::NotAdmitted, _) => {
             ExecutionOutcome::Failed
         }
@@ -290,7 +299,7 @@ fn settlement(policy: &RetryPolicy, history: History, execution: &Execution) -> 
     let disposition = match execution.end {
         ExecutionEnd::Succeeded => Disposition::Succeed,
         ExecutionEnd::Permanent => Disposition::Fail,
-        ExecutionEnd::Retryable => {
+        ExecutionEnd::Retryable | ExecutionEnd::Lost => {
             let ending = if execution.signal.is_some() {
                 AttemptEnding::Signal
             } else {
@@ -326,6 +335,7 @@ fn settlement(policy: &RetryPolicy, history: History, execution: &Execution) -> 
         stop_reason: execution.stop_reason,
         exit_status: execution.exit_status,
         signal: execution.signal,
+        log: execution.log.clone(),
     }
 }
 
@@ -387,9 +397,10 @@ fn unstarted(clock: &dyn Clock, history: History) -> Settlement {
         ended_at: clock.wall(),
         result: PublishedResult::default(),
         error: None,
-        stop_reason: "unstarted",
+        stop_reason: StopReason::Unstarted,
         exit_status: None,
         signal: None,
+        log: LogTail::default(),
     }
 }
 
@@ -417,19 +428,11 @@ mod tests {
     };
 
     fn execution(end: ExecutionEnd) -> Execution {
+        let at = OffsetDateTime::UNIX_EPOCH;
         Execution {
-            end,
-            started_at: OffsetDateTime::UNIX_EPOCH,
-            ended_at: OffsetDateTime::UNIX_EPOCH,
             output: "a\n\"b\"".into(),
             output_bytes: 5,
-            output_truncated: false,
-            error: None,
-            stop_reason: "completed",
-            exit_status: None,
-            signal: None,
-            evidence: Vec::new(),
-            workspace: None,
+            ..Execution::new(end, StopReason::Completed, at, at)
         }
     }
 

@@ -13,11 +13,13 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
-use crate::model::{Attempt, Evidence, FencingToken, ItemRef, LeaseId, QueueName};
+use crate::model::{
+    Attempt, Evidence, FencingToken, ItemRef, LeaseId, LogTail, QueueName, Reporter, StopReason,
+};
 use crate::workspace::WorkspaceId;
 
-/// The input of one item: JSON text as it was submitted, digit for digit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One attempt at one item: what an executor is given.
+#[derive(Clone, Debug)]
 pub struct Job {
     /// The item.
     pub item: ItemRef,
@@ -31,7 +33,7 @@ pub struct Job {
     pub lease: LeaseId,
     /// The fencing token of that lease.
     pub token: FencingToken,
-    /// The input as JSON text.
+    /// The input as JSON text, as it was submitted, digit for digit.
     pub input_json: String,
     /// Its acceptance criteria, normalized; empty where there are none. Untrusted text like the
     /// input: handed on as data, never as instructions.
@@ -41,9 +43,22 @@ pub struct Job {
     pub deadline: OffsetDateTime,
     /// W3C trace context of the execution's span.
     pub traceparent: Option<String>,
+    /// Takes reports of how far it has come.
+    pub reporter: Reporter,
 }
 
-/// How an execution ended.
+/// How an execution ended: its outcome class.
+///
+/// | class | ends | charged |
+/// | --- | --- | --- |
+/// | success | [`Succeeded`](Self::Succeeded) | |
+/// | retryable | [`Retryable`](Self::Retryable), [`TimedOut`](Self::TimedOut), [`NotAdmitted`](Self::NotAdmitted) | yes, but for the last |
+/// | permanent | [`Permanent`](Self::Permanent) | the item fails |
+/// | interrupted | [`Stopped`](Self::Stopped) | no |
+/// | lost | [`Lost`](Self::Lost) | yes |
+///
+/// An uncharged end is charged when it comes again and again (`retry.max_interruptions`,
+/// `retry.max_admissions`). Where the lease itself is lost, nothing is handed in whatever the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionEnd {
     /// It did what it should.
@@ -52,19 +67,26 @@ pub enum ExecutionEnd {
     Retryable,
     /// It failed; no further attempt would help.
     Permanent,
-    /// It took longer than its queue allows; its process tree is gone.
+    /// It took longer than its queue allows; nothing of it runs any more.
     TimedOut,
-    /// It was stopped through the stop token; its process tree is gone.
+    /// It was stopped through the stop token; nothing of it runs any more.
     Stopped,
-    /// It could not be started for want of a resource (processes, memory, files).
+    /// It could not be started for want of a resource (processes, memory, files, an upstream).
     NotAdmitted,
+    /// It may have done what it should, or a part of that: nobody saw how it ended. Nothing of it
+    /// runs here any more.
+    Lost,
 }
 
 /// One execution, after its end: nothing of it runs any more.
+///
+/// Made by [`Execution::new`]; then whatever there is more to say is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Execution {
     /// How it ended.
     pub end: ExecutionEnd,
+    /// The named reason of that.
+    pub stop_reason: StopReason,
     /// When it began.
     pub started_at: OffsetDateTime,
     /// When it ended.
@@ -77,9 +99,8 @@ pub struct Execution {
     pub output_truncated: bool,
     /// What went wrong, with the tail of standard error; none on success.
     pub error: Option<String>,
-    /// The named reason it ended, from a closed set: `completed`, `exit_status`, `signal`,
-    /// `timed_out`, `stopped`, `cannot_start`.
-    pub stop_reason: &'static str,
+    /// The end of what it logged: standard error, for a command.
+    pub log: LogTail,
     /// The exit status of a command.
     pub exit_status: Option<i32>,
     /// The signal that ended a command.
@@ -88,6 +109,33 @@ pub struct Execution {
     pub evidence: Vec<Evidence>,
     /// The workspace it had, if any.
     pub workspace: Option<WorkspaceId>,
+}
+
+impl Execution {
+    /// An execution that left nothing but its end. An error is kept as it is: bound it before.
+    #[must_use]
+    pub fn new(
+        end: ExecutionEnd,
+        stop_reason: StopReason,
+        started_at: OffsetDateTime,
+        ended_at: OffsetDateTime,
+    ) -> Self {
+        Self {
+            end,
+            stop_reason,
+            started_at,
+            ended_at,
+            output: String::new(),
+            output_bytes: 0,
+            output_truncated: false,
+            error: None,
+            log: LogTail::default(),
+            exit_status: None,
+            signal: None,
+            evidence: Vec::new(),
+            workspace: None,
+        }
+    }
 }
 
 /// Runs items of a queue.

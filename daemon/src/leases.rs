@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{BootInstant, Clock};
-use crate::model::{BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName};
-use crate::store::Vouched;
+use crate::model::{BatchId, FencingToken, ItemRef, LeaseId, Position, ProgressReport, QueueName};
+use crate::store::{Reports, Vouched};
 
 /// Why an execution was told to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,12 +73,16 @@ struct Held {
     trusted_until: BootInstant,
     items: HashMap<Position, HeldItem>,
     handing_in: usize,
+    /// Raised with every report that says something new, and what of them is stored.
+    reported: u64,
+    stored: u64,
 }
 
 #[derive(Default)]
 struct HeldItem {
     doing: Doing,
     stop: StopSignal,
+    report: Option<ProgressReport>,
 }
 
 /// What is being done with an item.
@@ -153,7 +157,7 @@ impl Leases {
         let trusted_until = grant.asked_at + self.trust;
         let items = positions.into_iter().map(|p| (p, HeldItem::default())).collect();
         let lease = grant.lease;
-        let held = Held { grant, trusted_until, items, handing_in: 0 };
+        let held = Held { grant, trusted_until, items, handing_in: 0, reported: 0, stored: 0 };
         let mut table = self.table();
         if lock(&self.cancelled).contains_key(&held.grant.batch) {
             held.stop(StopCause::Cancelled);
@@ -306,8 +310,28 @@ impl Leases {
                     .filter(|(_, item)| item.doing == Doing::Executing)
                     .map(|(position, _)| *position)
                     .collect(),
+                reports: held.new_reports(),
             })
             .collect()
+    }
+
+    /// Notes how far an execution says it has come; the next heartbeat takes it along.
+    pub fn report(&self, lease: LeaseId, position: Position, report: ProgressReport) {
+        let mut table = self.table();
+        let Some(held) = table.get_mut(&lease) else { return };
+        if let Some(item) = held.items.get_mut(&position)
+            && item.report.as_ref() != Some(&report)
+        {
+            item.report = Some(report);
+            held.reported += 1;
+        }
+    }
+
+    /// Notes which reports of a lease a heartbeat has stored.
+    pub fn reports_stored(&self, lease: LeaseId, version: u64) {
+        if let Some(held) = self.table().get_mut(&lease) {
+            held.stored = held.stored.max(version);
+        }
     }
 
     /// Stops everything under a lease that is gone, unless a hand-in under way explains it; the
@@ -389,6 +413,19 @@ impl Leases {
 }
 
 impl Held {
+    /// What is said of its items, where that is not stored yet.
+    fn new_reports(&self) -> Option<Reports> {
+        (self.reported > self.stored).then(|| {
+            let said = |(position, item): (&Position, &HeldItem)| {
+                let report = serde_json::to_value(item.report.as_ref()?).ok()?;
+                Some((position.to_string(), report))
+            };
+            let reports: serde_json::Map<_, _> = self.items.iter().filter_map(said).collect();
+            let json = serde_json::Value::Object(reports).to_string();
+            Reports { version: self.reported, json }
+        })
+    }
+
     /// Stops what is not stopped yet.
     fn stop(&self, cause: StopCause) -> Vec<ItemRef> {
         let mut stopped = Vec::new();
@@ -466,6 +503,32 @@ mod tests {
         leases.extend(lease, asked_at);
         assert_eq!(leases.fence_expired().len(), 2);
         assert_eq!(leases.stop_signal(lease, Position::new(0)).cause(), Some(StopCause::Fenced));
+    }
+
+    #[test]
+    fn reports_go_out_once_and_again_only_when_they_say_something_new() {
+        let (_, leases, lease, _) = setup();
+        let reports = || leases.vouched().remove(0).reports;
+        let say = |percent| {
+            leases.report(lease, Position::new(1), ProgressReport::new(Some(percent), "x"));
+        };
+        assert!(reports().is_none());
+
+        say(10);
+        say(20);
+        let first = reports().unwrap();
+        assert_eq!(first.json, r#"{"1":{"percent":20,"message":"x"}}"#);
+        assert!(reports().is_some(), "not stored yet");
+        leases.reports_stored(lease, first.version);
+        say(20);
+        assert!(reports().is_none());
+
+        say(30);
+        leases.reports_stored(lease, first.version);
+        assert!(reports().unwrap().json.contains("30"));
+        leases.report(LeaseId::generate(), Position::new(1), ProgressReport::default());
+        leases.report(lease, Position::new(9), ProgressReport::default());
+        assert_eq!(reports().unwrap().version, first.version + 1);
     }
 
     #[test]

@@ -9,8 +9,10 @@ mod ids;
 mod new_item;
 mod place;
 mod principal;
+mod report;
 mod settlement;
 mod status;
+mod stop_reason;
 pub mod verdict;
 mod worker;
 
@@ -22,9 +24,11 @@ pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueN
 pub use new_item::NewItem;
 pub use place::{ItemEvent, PLACES, Place, sources};
 pub use principal::Principal;
+pub use report::{MAX_MESSAGE_CHARS, ProgressReport, Reporter};
 pub use settlement::{
-    AttemptEnding, Conclusion, Disposition, MAX_CHECK_LOSSES, PublishedResult, Settlement,
+    AttemptEnding, Conclusion, Disposition, LogTail, MAX_CHECK_LOSSES, PublishedResult, Settlement,
 };
 pub use status::ItemStatus;
+pub use stop_reason::StopReason;
 pub use verdict::{Family, Finding, Leaf, Verdict, VerdictClass};
 pub use worker::WorkerState;

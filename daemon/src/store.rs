@@ -35,7 +35,7 @@ pub use leases::LeaseRow;
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
-    ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, RetryAnswer, Vouched,
+    ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, Reports, RetryAnswer, Vouched,
 };
 pub use recovery::{Raised, RecoveryPlan};
 pub use release::DeadLease;

@@ -15,8 +15,8 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use holdfast::model::{
-    AttemptEnding, BatchId, Disposition, History, Hold, LeaseId, PublishedResult, Settlement,
-    WorkerId,
+    AttemptEnding, BatchId, Disposition, History, Hold, LeaseId, LogTail, PublishedResult,
+    Settlement, StopReason, WorkerId,
 };
 use holdfast::store::{Claim, ClaimRequest, Database, DatabaseOptions, HandIn, HandInAnswer};
 use serde_json::Value;
@@ -248,9 +248,10 @@ fn succeeded(json: &str) -> Settlement {
             size_bytes: i64::try_from(json.len()).unwrap(),
         },
         error: None,
-        stop_reason: "completed",
+        stop_reason: StopReason::Completed,
         exit_status: Some(0),
         signal: None,
+        log: LogTail::default(),
     }
 }
 
@@ -259,7 +260,7 @@ fn failed(error: &str) -> Settlement {
         disposition: Disposition::Fail,
         result: PublishedResult::default(),
         error: Some(error.to_owned()),
-        stop_reason: "exit_status",
+        stop_reason: StopReason::ExitStatus,
         exit_status: Some(1),
         ..succeeded("null")
     }

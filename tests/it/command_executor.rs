@@ -13,7 +13,9 @@ use holdfast::clock::SystemClock;
 use holdfast::execute::command::{CommandExecutor, CommandSpec, Otherwise};
 use holdfast::execute::spawn::LocalSpawner;
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
-use holdfast::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position};
+use holdfast::model::{
+    Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, Reporter, StopReason,
+};
 use rustix::process::{Resource, Rlimit, Signal};
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -54,6 +56,7 @@ impl Bench {
             permanent: vec![2],
             otherwise: Otherwise::Permanent,
             result_bytes: 1024 * 1024,
+            log_bytes: 4096,
             error_chars: 4000,
             kill_grace: Duration::from_secs(30),
         }
@@ -114,6 +117,7 @@ fn job(input_json: &str) -> Job {
         criteria: Vec::new(),
         deadline: OffsetDateTime::UNIX_EPOCH,
         traceparent: None,
+        reporter: Reporter::default(),
     }
 }
 
@@ -126,7 +130,7 @@ async fn until(condition: impl Fn() -> bool) {
     held.await.expect("the condition never held");
 }
 
-fn assert_end(execution: &Execution, end: ExecutionEnd, stop_reason: &str) {
+fn assert_end(execution: &Execution, end: ExecutionEnd, stop_reason: StopReason) {
     assert_eq!((&execution.end, execution.stop_reason), (&end, stop_reason), "{execution:?}");
 }
 
@@ -136,10 +140,10 @@ fn assert_end(execution: &Execution, end: ExecutionEnd, stop_reason: &str) {
 async fn exit_statuses_are_mapped_by_the_queue() {
     let bench = Bench::new();
     for (status, end, stop_reason) in [
-        (0, ExecutionEnd::Succeeded, "completed"),
-        (75, ExecutionEnd::Retryable, "exit_status"),
-        (2, ExecutionEnd::Permanent, "exit_status"),
-        (255, ExecutionEnd::Permanent, "exit_status"),
+        (0, ExecutionEnd::Succeeded, StopReason::Completed),
+        (75, ExecutionEnd::Retryable, StopReason::ExitStatus),
+        (2, ExecutionEnd::Permanent, StopReason::ExitStatus),
+        (255, ExecutionEnd::Permanent, StopReason::ExitStatus),
     ] {
         let execution = bench.sh(&format!("echo out; echo why >&2; exit {status}")).await;
         assert_end(&execution, end, stop_reason);
@@ -154,7 +158,7 @@ async fn exit_statuses_are_mapped_by_the_queue() {
 #[tokio::test]
 async fn a_signal_is_told_apart_from_an_exit() {
     let execution = Bench::new().sh("kill -SEGV $$").await;
-    assert_end(&execution, ExecutionEnd::Retryable, "signal");
+    assert_end(&execution, ExecutionEnd::Retryable, StopReason::Signal);
     assert_eq!((execution.exit_status, execution.signal), (None, Some(11)));
 }
 
@@ -206,7 +210,7 @@ async fn standard_input_carries_the_exact_bytes() {
     let text = "line é😀\r\n\t\u{1}".repeat(20_000);
     let json = serde_json::to_string(&text).unwrap();
     let execution = bench.run(bench.spec(&["cat"]), &json).await;
-    assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+    assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
     assert!(execution.output == text, "{} bytes came back", execution.output_bytes);
 
     for json in [r#"{ "b": 1.50, "a": "\u00e9" }"#, "12345678901234567890.10", "null"] {
@@ -224,7 +228,7 @@ async fn a_command_need_not_read_its_input() {
     let json = serde_json::to_string(&"x".repeat(10_000_000)).unwrap();
     for script in ["true", "exec <&-; sleep 0.2; echo done", "head -c 5 >/dev/null; sleep 0.1"] {
         let execution = bench.run(bench.spec(&["sh", "-c", script]), &json).await;
-        assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+        assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
     }
 }
 
@@ -328,14 +332,14 @@ async fn without_a_directory_it_gets_a_private_one() {
 async fn a_descendant_that_holds_the_pipes_does_not_hold_the_attempt() {
     let bench = Bench::new();
     let execution = bench.sh("sleep 1000 & echo here").await;
-    assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+    assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
     assert_eq!(execution.output, "here\n");
 }
 
 #[tokio::test]
 async fn a_descendant_that_goes_on_writing_does_not_hold_the_attempt() {
     let execution = Bench::new().sh("yes & exit 0").await;
-    assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+    assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
     assert!(execution.output_bytes > 0);
 }
 
@@ -354,7 +358,7 @@ async fn what_takes_too_long_is_ended_with_its_children() {
     let mut spec = bench.spec(&["sh", "-c", "echo before; sleep 1000 & sleep 1000"]);
     spec.timeout = Duration::from_millis(500);
     let execution = bench.run(spec, "1").await;
-    assert_end(&execution, ExecutionEnd::TimedOut, "timed_out");
+    assert_end(&execution, ExecutionEnd::TimedOut, StopReason::TimedOut);
     assert_eq!(execution.signal, Some(Signal::TERM.as_raw()));
     assert_eq!(execution.error.unwrap(), "timed out after 500ms");
 }
@@ -375,7 +379,7 @@ async fn a_stopped_command_may_tidy_up() {
     let bench = Bench::new();
     let script = "trap 'echo bye; exit 4' TERM; echo >ready; while :; do sleep 0.01; done";
     let execution = stopped(&bench, script, Duration::from_secs(30)).await;
-    assert_end(&execution, ExecutionEnd::Stopped, "stopped");
+    assert_end(&execution, ExecutionEnd::Stopped, StopReason::Stopped);
     assert_eq!((execution.output.as_str(), execution.exit_status), ("bye\n", Some(4)));
 }
 
@@ -394,7 +398,7 @@ async fn what_ignores_the_request_to_end_is_killed() {
     let bench = Bench::new();
     let script = "trap '' TERM; sleep 1000 & echo >ready; while :; do sleep 1; done";
     let execution = stopped(&bench, script, Duration::from_millis(100)).await;
-    assert_end(&execution, ExecutionEnd::Stopped, "stopped");
+    assert_end(&execution, ExecutionEnd::Stopped, StopReason::Stopped);
     assert_eq!(execution.signal, Some(Signal::KILL.as_raw()));
 }
 
@@ -442,7 +446,7 @@ async fn many_run_side_by_side() {
         runs.spawn(async move {
             let execution = executor.execute(&job(&number.to_string()), &stop).await;
             assert_eq!(execution.output, number.to_string());
-            assert_end(&execution, ExecutionEnd::Retryable, "exit_status");
+            assert_end(&execution, ExecutionEnd::Retryable, StopReason::ExitStatus);
         });
     }
     while let Some(run) = runs.join_next().await {
@@ -488,7 +492,7 @@ async fn what_can_never_start_fails_for_good() {
         (["true", "{input}"], r#""\ud800""#, "input"),
     ] {
         let execution = bench.run(bench.spec(&argv), input).await;
-        assert_end(&execution, ExecutionEnd::Permanent, "cannot_start");
+        assert_end(&execution, ExecutionEnd::Permanent, StopReason::CannotStart);
         let error = execution.error.unwrap();
         assert!(error.contains(argv[0]) && error.contains(reason), "{error}");
         assert_eq!((execution.exit_status, execution.signal), (None, None));
@@ -496,7 +500,7 @@ async fn what_can_never_start_fails_for_good() {
     let mut spec = bench.spec(&["true"]);
     spec.cwd = Some(bench.cwd.path().join("missing"));
     let execution = bench.run(spec, "1").await;
-    assert_end(&execution, ExecutionEnd::Permanent, "cannot_start");
+    assert_end(&execution, ExecutionEnd::Permanent, StopReason::CannotStart);
     assert!(execution.error.unwrap().contains("working directory"));
 }
 
@@ -509,11 +513,11 @@ async fn a_program_that_is_being_written_may_start_later() {
 
     let writer = fs::OpenOptions::new().append(true).open(&program).unwrap();
     let execution = bench.run(bench.spec(&argv), "1").await;
-    assert_end(&execution, ExecutionEnd::NotAdmitted, "cannot_start");
+    assert_end(&execution, ExecutionEnd::NotAdmitted, StopReason::CannotStart);
 
     drop(writer);
     let execution = bench.run(bench.spec(&argv), "1").await;
-    assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+    assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
 }
 
 // Tests that need a process of their own: they run a second test of this file in one.
@@ -546,10 +550,10 @@ async fn with_little_files_and_space() {
     limit(Resource::Nofile, Some(open + 2));
     let execution = executor.execute(&job("1"), &bench.stop).await;
     limit(Resource::Nofile, files);
-    assert_end(&execution, ExecutionEnd::NotAdmitted, "cannot_start");
+    assert_end(&execution, ExecutionEnd::NotAdmitted, StopReason::CannotStart);
     assert!(execution.error.unwrap().contains("Too many open files"));
     let execution = executor.execute(&job("1"), &bench.stop).await;
-    assert_end(&execution, ExecutionEnd::Succeeded, "completed");
+    assert_end(&execution, ExecutionEnd::Succeeded, StopReason::Completed);
 
     // Stands for a full disk: a write that fails half way. The signal would end this process.
     let seen = Arc::new(false.into());
@@ -557,7 +561,7 @@ async fn with_little_files_and_space() {
     limit(Resource::Fsize, Some(1000));
     let json = serde_json::to_string(&"x".repeat(5000)).unwrap();
     let execution = bench.run(bench.spec(&["cat", "{input_file}"]), &json).await;
-    assert_end(&execution, ExecutionEnd::NotAdmitted, "cannot_start");
+    assert_end(&execution, ExecutionEnd::NotAdmitted, StopReason::CannotStart);
     assert!(execution.error.unwrap().contains("File too large"));
 }
 

@@ -112,6 +112,7 @@ impl Ranges<'_, '_> {
         self.size("limits.input_bytes", limits.input_bytes, KIB..=128 * MIB);
         self.size("limits.line_bytes", limits.line_bytes, KIB..=512 * MIB);
         self.size("limits.result_bytes", limits.result_bytes, KIB..=128 * MIB);
+        self.size("limits.log_bytes", limits.log_bytes, 0..=MIB);
     }
 
     fn time(&mut self, name: &str, value: Duration, range: RangeInclusive<Duration>) {

@@ -230,6 +230,10 @@ pub struct Limits {
     pub result_bytes: usize,
     /// Characters of a preview. 1 to 100,000, default 2000. Key: `limits.preview_chars`.
     pub preview_chars: usize,
+    /// Bytes kept of the end of what an attempt logged. 0 to 1 MiB, default 4 KiB.
+    /// Key: `limits.log_bytes`.
+    #[serde(with = "units::size")]
+    pub log_bytes: usize,
     /// Characters of a stored error. 100 to 100,000, default 4000. Key: `limits.error_chars`.
     pub error_chars: usize,
     /// The most attempts a batch may ask for. 1 to 100, default 100. Key: `limits.max_attempts`.

@@ -72,6 +72,8 @@ pub struct CommandSpec {
     pub otherwise: Otherwise,
     /// How much of standard output is kept, in bytes, before and after it was made text.
     pub result_bytes: usize,
+    /// How much of the end of standard error is kept with the attempt, in bytes.
+    pub log_bytes: usize,
     /// How long an error text may be, in characters.
     pub error_chars: usize,
     /// How long the process group has from TERM to KILL.
@@ -219,6 +221,7 @@ impl CommandExecutor {
             deadline,
             kill_grace: self.spec.kill_grace,
             result_bytes: self.spec.result_bytes,
+            log_bytes: self.spec.log_bytes,
             record: ran.is_some(),
         };
         let ended =
@@ -260,7 +263,7 @@ impl Executor for CommandExecutor {
             Err(obstacle) => outcome::of_obstacle(&self.spec, &obstacle, times),
         };
         tracing::debug!(
-            stop_reason = execution.stop_reason,
+            stop_reason = %execution.stop_reason,
             exit_status = execution.exit_status,
             signal = execution.signal,
             output_bytes = execution.output_bytes,
@@ -309,7 +312,9 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::execute::spawner::{SpawnError, Spawned};
-    use crate::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position};
+    use crate::model::{
+        Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, Reporter, StopReason,
+    };
 
     pub(super) fn job(input_json: &str) -> Job {
         Job {
@@ -323,6 +328,7 @@ mod tests {
             criteria: Vec::new(),
             deadline: OffsetDateTime::UNIX_EPOCH,
             traceparent: None,
+            reporter: Reporter::default(),
         }
     }
 
@@ -339,6 +345,7 @@ mod tests {
             permanent: vec![2],
             otherwise: Otherwise::Retry,
             result_bytes: 1024,
+            log_bytes: 1024,
             error_chars: 200,
             kill_grace: Duration::from_secs(1),
         }
@@ -408,6 +415,6 @@ mod tests {
         let execution = executor.execute(&job("1"), &stop).await;
 
         assert_eq!(execution.end, crate::execute::ExecutionEnd::Stopped);
-        assert_eq!(execution.stop_reason, "stopped");
+        assert_eq!(execution.stop_reason, StopReason::Stopped);
     }
 }

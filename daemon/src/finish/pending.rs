@@ -5,7 +5,8 @@ use tracing::Span;
 
 use crate::capacity::Slot;
 use crate::model::{
-    AttemptEnding, Conclusion, Disposition, Evidence, Hold, PublishedResult, QueueName, Settlement,
+    AttemptEnding, Conclusion, Disposition, Evidence, Hold, LogTail, PublishedResult, QueueName,
+    Settlement, StopReason,
 };
 use crate::store::FlightError;
 use crate::telemetry::labels::FenceOp;
@@ -103,7 +104,7 @@ impl Staged {
 }
 
 /// The stop reason of an item whose outcome the database refused to store.
-const UNSTORABLE: &str = "unstorable";
+const UNSTORABLE: StopReason = StopReason::Unstorable;
 
 impl Pending {
     pub(super) const fn step(&self) -> Step {
@@ -140,6 +141,7 @@ impl Pending {
                 result: PublishedResult::default(),
                 error: Some(format!("the outcome could not be stored: {refused}")),
                 stop_reason: UNSTORABLE,
+                log: LogTail::default(),
                 ..settlement.clone()
             }),
             // A success without its check is worth more than none.

@@ -8,7 +8,8 @@ use tracing::{debug, warn};
 use super::Heartbeat;
 use crate::leases::Known;
 use crate::model::{
-    AttemptEnding, Conclusion, Disposition, History, Hold, PublishedResult, Settlement,
+    AttemptEnding, Conclusion, Disposition, History, Hold, LogTail, PublishedResult, Settlement,
+    StopReason,
 };
 use crate::store::{Concluding, FlightError, HandIn, StoreError};
 
@@ -111,9 +112,10 @@ impl Heartbeat {
             ended_at: self.clock.wall(),
             result: PublishedResult::default(),
             error: Some("its worker lost track of the attempt".to_owned()),
-            stop_reason: "forgotten",
+            stop_reason: StopReason::Forgotten,
             exit_status: None,
             signal: None,
+            log: LogTail::default(),
         }
     }
 }

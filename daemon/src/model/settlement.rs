@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::{History, Verdict};
+use super::{History, StopReason, Verdict};
 
 /// How an attempt that published no outcome ended. Source: `attempts.ending`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +65,18 @@ pub struct PublishedResult {
     pub size_bytes: i64,
 }
 
+/// The end of what an execution logged: standard error, for a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogTail {
+    /// The text, bounded; bytes that are not UTF-8, and NUL, became U+FFFD. What stands before it is
+    /// missing where it is shorter than `size_bytes`.
+    pub text: String,
+    /// How many bytes were really logged.
+    pub size_bytes: i64,
+    /// Whether something before it is missing.
+    pub truncated: bool,
+}
+
 /// What a hand-in does with an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
@@ -98,12 +110,14 @@ pub struct Settlement {
     pub result: PublishedResult,
     /// What went wrong, bounded; none on success.
     pub error: Option<String>,
-    /// The named reason it ended: `completed`, `exit_status`, `timed_out`, ….
-    pub stop_reason: &'static str,
+    /// The named reason it ended.
+    pub stop_reason: StopReason,
     /// The exit status of a command.
     pub exit_status: Option<i32>,
     /// The signal that ended a command.
     pub signal: Option<i32>,
+    /// The end of what it logged, kept with the attempt.
+    pub log: LogTail,
 }
 
 /// Lost checks after which an item ends with its stored result and no verdict. The SQL function

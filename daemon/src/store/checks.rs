@@ -292,7 +292,7 @@ impl<'a> StageColumns<'a> {
         self.result.push(settlement.result.json.as_deref());
         self.truncated.push(settlement.result.truncated);
         self.size.push(settlement.result.size_bytes);
-        self.reason.push(settlement.stop_reason);
+        self.reason.push(settlement.stop_reason.as_str());
         self.exit.push(settlement.exit_status);
         self.signal.push(settlement.signal);
         self.workspace.push(*workspace);

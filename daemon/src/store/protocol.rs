@@ -82,6 +82,17 @@ pub struct Vouched {
     pub token: FencingToken,
     /// Positions whose execution has begun.
     pub started: Vec<Position>,
+    /// What its executions say of their progress, where that is not stored yet.
+    pub reports: Option<Reports>,
+}
+
+/// What the executions of one lease say of their progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reports {
+    /// Rises with every change.
+    pub version: u64,
+    /// An object of [`ProgressReport`](crate::model::ProgressReport)s by position, as JSON.
+    pub json: String,
 }
 
 /// What a heartbeat says of one lease.
@@ -628,7 +639,7 @@ impl<'a> HandInColumns<'a> {
         self.truncated.push(settlement.result.truncated);
         self.size.push(settlement.result.size_bytes);
         self.error.push(settlement.error.as_deref());
-        self.reason.push(settlement.stop_reason);
+        self.reason.push(settlement.stop_reason.as_str());
         self.exit.push(settlement.exit_status);
         self.signal.push(settlement.signal);
         let (kind, again) = match &settlement.disposition {

@@ -17,7 +17,7 @@ use crate::config::{self, Access, QueueSpec, Retry, Settings};
 use crate::execute::command::{CommandExecutor, CommandSpec, Otherwise};
 use crate::execute::spawner::Spawner;
 use crate::execute::{Execution, ExecutionEnd, Executor, Job};
-use crate::model::{BatchId, QueueName};
+use crate::model::{BatchId, QueueName, StopReason};
 use crate::store::{BatchWork, Database};
 use crate::workspace::{BatchIdentity, Gate, Workspaces};
 
@@ -149,18 +149,8 @@ impl Executor for Unrunnable {
     async fn execute(&self, _job: &Job, _stop: &CancellationToken) -> Execution {
         let now = SystemClock.wall();
         Execution {
-            end: ExecutionEnd::NotAdmitted,
-            started_at: now,
-            ended_at: now,
-            output: String::new(),
-            output_bytes: 0,
-            output_truncated: false,
             error: Some(self.0.clone()),
-            stop_reason: "cannot_run",
-            exit_status: None,
-            signal: None,
-            evidence: Vec::new(),
-            workspace: None,
+            ..Execution::new(ExecutionEnd::NotAdmitted, StopReason::CannotRun, now, now)
         }
     }
 }
@@ -244,6 +234,7 @@ fn command_spec(spec: config::CommandSpec, settings: &Settings) -> CommandSpec {
             config::Otherwise::Permanent => Otherwise::Permanent,
         },
         result_bytes: spec.result_bytes.min(settings.limits.result_bytes),
+        log_bytes: settings.limits.log_bytes,
         error_chars: settings.limits.error_chars,
         kill_grace: settings.lease.kill_grace,
     }

@@ -12,7 +12,7 @@ use holdfast::execute::keeper::{self, Keeper};
 use holdfast::execute::spawn::LocalSpawner;
 use holdfast::execute::spawner::Spawner;
 use holdfast::execute::{ExecutionEnd, Executor, Job};
-use holdfast::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position};
+use holdfast::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, Reporter};
 use rustix::process::{Pid, Signal, kill_process};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -114,6 +114,7 @@ fn job(lease: LeaseId) -> Job {
         criteria: Vec::new(),
         deadline: OffsetDateTime::UNIX_EPOCH,
         traceparent: None,
+        reporter: Reporter::default(),
     }
 }
 
@@ -132,6 +133,7 @@ async fn rate(spawner: Arc<dyn Spawner>, lease: LeaseId, executions: usize) -> f
         permanent: Vec::new(),
         otherwise: Otherwise::Permanent,
         result_bytes: 1024,
+        log_bytes: 4096,
         error_chars: 100,
         kill_grace: LONG,
     };

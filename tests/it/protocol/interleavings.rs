@@ -78,6 +78,7 @@ async fn a_heartbeat_of_many_leases_against_a_grouped_hand_in() {
                 lease: holds[0].lease(),
                 token: holds[0].token(),
                 started: Vec::new(),
+                reports: None,
             })
             .collect();
         let mut groups: [Vec<Hold>; 3] = Default::default();

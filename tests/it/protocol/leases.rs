@@ -17,7 +17,7 @@ const EXPIRES_IN: &str = "SELECT extract(epoch FROM expires_at - clock_timestamp
 
 fn vouched(hold: &Hold) -> Vouched {
     let (batch, lease, token) = (hold.item().batch(), hold.lease(), hold.token());
-    Vouched { batch, lease, token, started: Vec::new() }
+    Vouched { batch, lease, token, started: Vec::new(), reports: None }
 }
 
 async fn renew(bed: &Bed, leases: &[Vouched]) -> Renewal {

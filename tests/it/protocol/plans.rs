@@ -111,7 +111,7 @@ async fn work(bed: &Bed, batch: BatchId) {
     let list: Vec<Position> = holds.iter().map(|hold| hold.item().position()).collect();
     assert_eq!(bed.store.item_inputs(batch, &list).await.unwrap().len(), 20);
     let (lease, token) = (holds[0].lease(), holds[0].token());
-    let beat = [Vouched { batch, lease, token, started: list }];
+    let beat = [Vouched { batch, lease, token, started: list, reports: None }];
     bed.store.renew(bed.worker, TTL, "running", 20, &beat).await.unwrap();
     bed.hand_in(&holds[..5], &succeeded()).await;
     bed.hand_in(&holds[..10], &failed()).await;

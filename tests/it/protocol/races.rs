@@ -124,7 +124,7 @@ async fn renew_against_reap() {
         let hold = bed.claim_one(batch).await;
         bed.expire(hold.lease()).await;
         let (lease, token) = (hold.lease(), hold.token());
-        let beat = [Vouched { batch, lease, token, started: Vec::new() }];
+        let beat = [Vouched { batch, lease, token, started: Vec::new(), reports: None }];
 
         let (renewal, taken) =
             race(round, bed.store.renew(bed.worker, TTL, "running", 1, &beat), bed.reap(batch))
@@ -342,7 +342,7 @@ async fn hand_ins_against_heartbeats() {
     for round in 0..ROUNDS {
         let holds = bed.claim(batch, 3).await;
         let (lease, token) = (holds[0].lease(), holds[0].token());
-        let beat = [Vouched { batch, lease, token, started: Vec::new() }];
+        let beat = [Vouched { batch, lease, token, started: Vec::new(), reports: None }];
 
         let (answers, renewal) = race(
             round,

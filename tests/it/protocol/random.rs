@@ -295,6 +295,7 @@ impl World {
                     lease: holds[0].lease(),
                     token: holds[0].token(),
                     started: holds.iter().map(|hold| hold.item().position()).collect(),
+                    reports: None,
                 })
                 .collect()
         };

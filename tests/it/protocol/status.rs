@@ -90,7 +90,7 @@ async fn step(
             let hold = &held[rng.random_range(0..held.len())];
             let started = (0..40).filter(|_| rng.random_bool(0.5)).map(Position::new).collect();
             let (lease, token) = (hold.lease(), hold.token());
-            let beat = [Vouched { batch, lease, token, started }];
+            let beat = [Vouched { batch, lease, token, started, reports: None }];
             bed.store.renew(bed.worker, TTL, "running", 1, &beat).await.unwrap();
         }
         8 => {

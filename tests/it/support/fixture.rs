@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use holdfast::model::{
     AttemptEnding, BatchId, Conclusion, Counts, Disposition, Evidence, Family, Finding, History,
-    Hold, ItemStatus, Leaf, LeaseId, Position, PublishedResult, Settlement, Verdict, VerdictClass,
-    WorkerId,
+    Hold, ItemStatus, Leaf, LeaseId, LogTail, Position, PublishedResult, Settlement, StopReason,
+    Verdict, VerdictClass, WorkerId,
 };
 use holdfast::store::{
     Claim, ClaimAnswer, ClaimRequest, Concluding, ControlAnswer, ControlVerb, Database,
@@ -368,9 +368,10 @@ pub(crate) fn succeeded() -> Settlement {
         ended_at: OffsetDateTime::now_utc(),
         result: PublishedResult { json: Some("\"done\"".into()), truncated: false, size_bytes: 4 },
         error: None,
-        stop_reason: "completed",
+        stop_reason: StopReason::Completed,
         exit_status: Some(0),
         signal: None,
+        log: LogTail::default(),
     }
 }
 
@@ -388,7 +389,7 @@ pub(crate) fn failed() -> Settlement {
         disposition: Disposition::Fail,
         result: PublishedResult::default(),
         error: Some("it broke".into()),
-        stop_reason: "exit_status",
+        stop_reason: StopReason::ExitStatus,
         exit_status: Some(1),
         ..succeeded()
     }

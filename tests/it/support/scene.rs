@@ -11,7 +11,7 @@ use holdfast::clock::{BootInstant, Clock, SystemClock};
 use holdfast::config::{Settings, Sources};
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{BatchId, Family, Finding, Leaf, QueueName, Verdict, WorkerId};
+use holdfast::model::{BatchId, Family, Finding, Leaf, QueueName, StopReason, Verdict, WorkerId};
 use holdfast::store::{BatchWork, Event};
 use holdfast::supervise::{Checkers, Ended, Executors, StopRequest, Worker, WorkerParts};
 use holdfast::telemetry::{BuildInfo, Metrics};
@@ -68,19 +68,15 @@ impl Executor for Waiting {
         self.log.note(What::Start);
         let stopped = tokio::time::timeout(self.takes, stop.cancelled()).await.is_ok();
         self.log.note(What::End);
+        let (end, reason) = if stopped {
+            (ExecutionEnd::Stopped, StopReason::Stopped)
+        } else {
+            (ExecutionEnd::Succeeded, StopReason::Completed)
+        };
         Execution {
-            end: if stopped { ExecutionEnd::Stopped } else { ExecutionEnd::Succeeded },
-            started_at,
-            ended_at: SystemClock.wall(),
             output: "done".into(),
             output_bytes: 4,
-            output_truncated: false,
-            error: None,
-            stop_reason: if stopped { "stopped" } else { "completed" },
-            exit_status: None,
-            signal: None,
-            evidence: Vec::new(),
-            workspace: None,
+            ..Execution::new(end, reason, started_at, SystemClock.wall())
         }
     }
 }

@@ -8,7 +8,7 @@ use holdfast::clock::{Clock, SystemClock};
 use holdfast::config::Settings;
 use holdfast::execute::{Execution, ExecutionEnd, Executor, Job};
 use holdfast::health::{HealthLimits, HealthState};
-use holdfast::model::{QueueName, WorkerId};
+use holdfast::model::{QueueName, StopReason, WorkerId};
 use holdfast::store::{BatchWork, Database, StoreError, migrate};
 use holdfast::supervise::{
     Ended, Executors, StopRequest, Worker, WorkerParts, WorkspaceCheckers, database_options,
@@ -107,18 +107,5 @@ impl Executor for Noop {
 
 pub(super) fn execution(end: ExecutionEnd) -> Execution {
     let now = SystemClock.wall();
-    Execution {
-        end,
-        started_at: now,
-        ended_at: now,
-        output: String::new(),
-        output_bytes: 0,
-        output_truncated: false,
-        error: None,
-        stop_reason: "completed",
-        exit_status: None,
-        signal: None,
-        evidence: Vec::new(),
-        workspace: None,
-    }
+    Execution::new(end, StopReason::Completed, now, now)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use holdfast::check::{CheckInput, Workspace, judge, needs_workspace};
 use holdfast::execute::command::CommandSpec;
 use holdfast::execute::{Execution, ExecutionEnd};
-use holdfast::model::{Finding, Leaf, Position};
+use holdfast::model::{Finding, Leaf, Position, StopReason};
 use holdfast::workspace::Refusal;
 
 use super::support::{Bench, sh};
@@ -106,7 +106,10 @@ async fn denied_means_no_open_for_any_spelling_and_the_leaves_say_so() {
 
     let spec = CommandSpec { workspace: true, ..sh("touch /nonexistent/ran") };
     let execution = bench.run(spec, "reader", &[]).await;
-    assert_eq!((execution.end, execution.stop_reason), (ExecutionEnd::Permanent, "cannot_start"));
+    assert_eq!(
+        (execution.end, execution.stop_reason),
+        (ExecutionEnd::Permanent, StopReason::CannotStart)
+    );
     let error = execution.error.unwrap();
     assert!(error.ends_with("denied: role reader may not use workspaces"), "{error}");
     assert_eq!((bench.opens(), bench.root().exists()), (0, false));

@@ -12,7 +12,9 @@ use holdfast::config::{Access, Permission};
 use holdfast::execute::command::{CommandExecutor, CommandSpec, Otherwise};
 use holdfast::execute::spawn::LocalSpawner;
 use holdfast::execute::{Execution, Executor, Job};
-use holdfast::model::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, Principal};
+use holdfast::model::{
+    Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, Principal, Reporter,
+};
 use holdfast::workspace::{
     BatchIdentity, Cleaned, Gate, Holder, LocalWorkspaces, Opening, Permit, Refusal, Used,
     Workspaces,
@@ -161,6 +163,7 @@ pub(super) fn sh(script: &str) -> CommandSpec {
         permanent: vec![],
         otherwise: Otherwise::Retry,
         result_bytes: 1024 * 1024,
+        log_bytes: 4096,
         error_chars: 4000,
         kill_grace: Duration::from_secs(1),
     }
@@ -178,5 +181,6 @@ fn job(criteria: &[&str]) -> Job {
         criteria: criteria.iter().map(|&text| text.to_owned()).collect(),
         deadline: OffsetDateTime::UNIX_EPOCH,
         traceparent: None,
+        reporter: Reporter::default(),
     }
 }

@@ -48,24 +48,44 @@ impl Head {
 pub(super) const TAIL_BYTES: usize = 4096;
 
 /// The last bytes of a stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tail {
-    /// At most twice [`TAIL_BYTES`], so that most pushes move nothing.
+    /// At most twice the limit, so that most pushes move nothing.
     kept: Vec<u8>,
+    limit: usize,
+    total: u64,
     truncated: bool,
 }
 
+impl Default for Tail {
+    fn default() -> Self {
+        Self::new(TAIL_BYTES)
+    }
+}
+
 impl Tail {
+    /// The last `limit` bytes, and no fewer than error texts take.
+    pub(super) fn new(limit: usize) -> Self {
+        let limit = limit.max(TAIL_BYTES);
+        Self { kept: Vec::new(), limit, total: 0, truncated: false }
+    }
+
+    /// How many bytes the stream had.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        let skipped = bytes.len().saturating_sub(TAIL_BYTES);
+        self.total += bytes.len() as u64;
+        let skipped = bytes.len().saturating_sub(self.limit);
         self.kept.extend_from_slice(&bytes[skipped..]);
         self.truncated |= skipped > 0;
-        if self.kept.len() > 2 * TAIL_BYTES {
+        if self.kept.len() > 2 * self.limit {
             self.trim();
         }
     }
 
-    /// What is kept, at most [`TAIL_BYTES`]; nothing is kept then.
+    /// What is kept; nothing is kept then.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.trim();
         std::mem::take(&mut self.kept)
@@ -77,27 +97,50 @@ impl Tail {
     }
 
     fn trim(&mut self) {
-        let excess = self.kept.len().saturating_sub(TAIL_BYTES);
+        let excess = self.kept.len().saturating_sub(self.limit);
         self.kept.drain(..excess);
         self.truncated |= excess > 0;
     }
 
     /// The text for people to read: trimmed, and control characters other than line feed and tab
     /// became spaces.
-    pub(super) fn into_text(self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let clean = |c: char| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c };
-        self.into_raw_text().0.trim().chars().map(clean).collect()
+        let text = end_of(&self.kept, TAIL_BYTES);
+        let begin = if text.len() < self.kept.len() || self.truncated { cut_off(text) } else { 0 };
+        into_text(text[begin..].to_vec()).trim().chars().map(clean).collect()
     }
 
     /// The text as it came, and whether something is missing before it.
-    pub(super) fn into_raw_text(mut self) -> (String, bool) {
-        self.trim();
-        if self.truncated {
-            let cut = self.kept.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
-            self.kept.drain(..cut);
-        }
-        (into_text(self.kept), self.truncated)
+    pub(super) fn into_raw_text(self) -> (String, bool) {
+        let limit = self.limit;
+        self.into_bounded_text(limit)
     }
+
+    /// The same, at most `limit` bytes although a replaced byte grows to three.
+    pub(super) fn into_bounded_text(mut self, limit: usize) -> (String, bool) {
+        let excess = self.kept.len().saturating_sub(limit.min(self.limit));
+        self.kept.drain(..excess);
+        self.truncated |= excess > 0;
+        if self.truncated {
+            self.kept.drain(..cut_off(&self.kept));
+        }
+        let mut text = into_text(self.kept);
+        let grown = text.len().saturating_sub(limit);
+        if grown > 0 {
+            text.drain(..text.ceil_char_boundary(grown));
+        }
+        (text, self.truncated || grown > 0)
+    }
+}
+
+fn end_of(bytes: &[u8], limit: usize) -> &[u8] {
+    &bytes[bytes.len().saturating_sub(limit)..]
+}
+
+/// How many bytes at the beginning end a character that began before.
+fn cut_off(bytes: &[u8]) -> usize {
+    bytes.iter().take(3).take_while(|byte| is_continuation(**byte)).count()
 }
 
 const fn is_continuation(byte: u8) -> bool {
@@ -150,7 +193,7 @@ mod tests {
         for chunk in chunks {
             tail.push(chunk);
         }
-        tail.into_text()
+        tail.to_text()
     }
 
     #[test]
@@ -201,6 +244,25 @@ mod tests {
         // "é" is two bytes: an odd offset cuts the first one kept.
         let cut = "é".repeat(TAIL_BYTES) + "!";
         assert_eq!(tail(&[cut.as_bytes()]), "é".repeat(TAIL_BYTES / 2 - 1) + "!");
+    }
+
+    #[test]
+    fn a_tail_kept_as_a_log_has_a_limit_of_its_own() {
+        let log = |limit: usize, bytes: &[u8]| {
+            let mut tail = Tail::new(limit);
+            bytes.chunks(1000).for_each(|chunk| tail.push(chunk));
+            let total = tail.total();
+            let (text, truncated) = tail.into_bounded_text(limit);
+            assert!(text.len() <= limit, "{} bytes", text.len());
+            (text, truncated, total)
+        };
+        assert_eq!(log(9, b"a\r\xff"), ("a\r\u{fffd}".to_owned(), false, 3));
+        assert_eq!(log(4, b"abcdefgh"), ("efgh".to_owned(), true, 8));
+        assert_eq!(log(0, b"a"), (String::new(), true, 1));
+        assert_eq!(log(3, "aéé".as_bytes()), ("é".to_owned(), true, 5));
+        assert_eq!(log(4, b"\xff\xff"), ("\u{fffd}".to_owned(), true, 2));
+        let (text, truncated, total) = log(20_000, &[b'x'; 50_000]);
+        assert_eq!((text.len(), truncated, total), (20_000, true, 50_000));
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::io;
 use rustix::io::Errno;
 use time::OffsetDateTime;
 
-use super::capture;
+use super::capture::{self, Tail};
 use super::process::{Cause, Ended};
 use super::{CommandSpec, Otherwise};
 use crate::execute::spawner::{Exit, SpawnError};
 use crate::execute::{Execution, ExecutionEnd};
+use crate::model::{LogTail, StopReason};
 use crate::workspace::Refusal;
 
 /// Why there was no process.
@@ -69,21 +70,12 @@ pub(super) fn of_obstacle(
             (of_start_failure(error), format!("{error}{hint}"))
         }
     };
-    let stop_reason = if end == ExecutionEnd::Stopped { "stopped" } else { "cannot_start" };
+    let stop_reason =
+        if end == ExecutionEnd::Stopped { StopReason::Stopped } else { StopReason::CannotStart };
     let error = format!("cannot start {}: {cause}", spec.argv[0]);
     Execution {
-        end,
-        started_at,
-        ended_at,
-        output: String::new(),
-        output_bytes: 0,
-        output_truncated: false,
         error: Some(capture::bounded(&error, "", spec.error_chars)),
-        stop_reason,
-        exit_status: None,
-        signal: None,
-        evidence: Vec::new(),
-        workspace: None,
+        ..Execution::new(end, stop_reason, started_at, ended_at)
     }
 }
 
@@ -111,23 +103,28 @@ pub(super) fn of_process(
     let (end, stop_reason, what) = match (cause, &exit) {
         (Cause::TimedOut, _) => {
             let limit = humantime::format_duration(spec.timeout);
-            (ExecutionEnd::TimedOut, "timed_out", format!("timed out after {limit}"))
+            (ExecutionEnd::TimedOut, StopReason::TimedOut, format!("timed out after {limit}"))
         }
         (Cause::Stopped, _) | (Cause::Exited, Ok(Exit::Fenced)) => {
-            (ExecutionEnd::Stopped, "stopped", "stopped".to_owned())
+            (ExecutionEnd::Stopped, StopReason::Stopped, "stopped".to_owned())
         }
         (Cause::Exited, Ok(Exit::Status(status))) => {
             let end = of_status(spec, *status);
             let succeeded = end == ExecutionEnd::Succeeded;
-            let stop_reason = if succeeded { "completed" } else { "exit_status" };
+            let stop_reason =
+                if succeeded { StopReason::Completed } else { StopReason::ExitStatus };
             (end, stop_reason, format!("exit status {status}"))
         }
         (Cause::Exited, Ok(Exit::Signal(number))) => {
             let name = signal_hook::low_level::signal_name(*number).unwrap_or("no name");
-            (ExecutionEnd::Retryable, "signal", format!("ended by signal {number} ({name})"))
+            (
+                ExecutionEnd::Retryable,
+                StopReason::Signal,
+                format!("ended by signal {number} ({name})"),
+            )
         }
         (Cause::Exited, Err(error)) => {
-            (ExecutionEnd::Retryable, "exit_status", format!("exit status lost: {error}"))
+            (ExecutionEnd::Lost, StopReason::Lost, format!("exit status lost: {error}"))
         }
     };
     let (exit_status, signal) = match exit {
@@ -136,23 +133,26 @@ pub(super) fn of_process(
         Ok(Exit::Fenced) | Err(_) => (None, None),
     };
     let error = (end != ExecutionEnd::Succeeded)
-        .then(|| capture::bounded(&what, &stderr.into_text(), spec.error_chars));
+        .then(|| capture::bounded(&what, &stderr.to_text(), spec.error_chars));
     let output_bytes = stdout.total();
     let (output, output_truncated) = stdout.into_text();
     Execution {
-        end,
-        started_at,
-        ended_at,
         output,
         output_bytes,
         output_truncated,
         error,
-        stop_reason,
+        log: log_tail(stderr, spec.log_bytes),
         exit_status,
         signal,
-        evidence: Vec::new(),
-        workspace: None,
+        ..Execution::new(end, stop_reason, started_at, ended_at)
     }
+}
+
+/// The end of standard error, of at most `limit` bytes.
+fn log_tail(stderr: Tail, limit: usize) -> LogTail {
+    let size_bytes = i64::try_from(stderr.total()).unwrap_or(i64::MAX);
+    let (text, truncated) = stderr.into_bounded_text(limit);
+    LogTail { text, size_bytes, truncated }
 }
 
 fn of_status(spec: &CommandSpec, status: i32) -> ExecutionEnd {
@@ -171,14 +171,14 @@ fn of_status(spec: &CommandSpec, status: i32) -> ExecutionEnd {
 mod tests {
     use std::time::Duration;
 
-    use super::super::capture::{Head, Tail};
+    use super::super::capture::Head;
     use super::super::tests::spec;
     use super::*;
 
     const TIMES: Times = (OffsetDateTime::UNIX_EPOCH, OffsetDateTime::UNIX_EPOCH);
 
     fn ended(cause: Cause, exit: io::Result<Exit>) -> Ended {
-        let (stdout, stderr) = (Head::new(4), Tail::default());
+        let (stdout, stderr) = (Head::new(4), Tail::new(0));
         let mut ended = Ended { cause, exit, stdout, stderr, recording: None };
         ended.stdout.push(b"output");
         ended.stderr.push(b"it said why\n");
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn every_end_of_a_process_has_its_reason() {
         let success = of(Cause::Exited, Exit::Status(0));
-        assert_eq!((success.stop_reason, success.error), ("completed", None));
+        assert_eq!((success.stop_reason, success.error), (StopReason::Completed, None));
         assert_eq!((success.output.as_str(), success.output_truncated), ("outp", true));
         assert_eq!(success.output_bytes, 6);
 
@@ -232,35 +232,35 @@ mod tests {
                 Cause::Exited,
                 Exit::Status(3),
                 ExecutionEnd::Retryable,
-                "exit_status",
+                StopReason::ExitStatus,
                 "exit status 3: it said why",
             ),
             (
                 Cause::Exited,
                 Exit::Signal(9),
                 ExecutionEnd::Retryable,
-                "signal",
+                StopReason::Signal,
                 "ended by signal 9 (SIGKILL): it said why",
             ),
             (
                 Cause::TimedOut,
                 Exit::Signal(15),
                 ExecutionEnd::TimedOut,
-                "timed_out",
+                StopReason::TimedOut,
                 "timed out after 30s: it said why",
             ),
             (
                 Cause::TimedOut,
                 Exit::Status(0),
                 ExecutionEnd::TimedOut,
-                "timed_out",
+                StopReason::TimedOut,
                 "timed out after 30s: it said why",
             ),
             (
                 Cause::Stopped,
                 Exit::Status(0),
                 ExecutionEnd::Stopped,
-                "stopped",
+                StopReason::Stopped,
                 "stopped: it said why",
             ),
         ] {
@@ -275,7 +275,7 @@ mod tests {
     fn a_lost_exit_status_is_no_success() {
         let lost = ended(Cause::Exited, Err(Errno::CHILD.into()));
         let execution = of_process(&spec(&["p"]), lost, TIMES);
-        assert_eq!((execution.end, execution.exit_status), (ExecutionEnd::Retryable, None));
+        assert_eq!((execution.end, execution.exit_status), (ExecutionEnd::Lost, None));
     }
 
     #[test]
@@ -299,16 +299,16 @@ mod tests {
         ] {
             let execution = of_start(make(errno.into()));
             assert_eq!(execution.end, end, "{errno}");
-            assert_eq!(execution.stop_reason, "cannot_start");
+            assert_eq!(execution.stop_reason, StopReason::CannotStart);
             let error = execution.error.unwrap();
             assert!(error.starts_with("cannot start p: "), "{error}");
             assert!(error.contains(&io::Error::from(errno).to_string()), "{error}");
         }
         let full = of_obstacle(&spec(&["p"]), &Obstacle::Scratch(Errno::NOSPC.into()), TIMES);
-        assert_eq!((full.end, full.stop_reason), (NotAdmitted, "cannot_start"));
+        assert_eq!((full.end, full.stop_reason), (NotAdmitted, StopReason::CannotStart));
         assert!(full.error.unwrap().contains("No space left"));
         let nul = of_obstacle(&spec(&["p"]), &Obstacle::NulInArgument, TIMES);
-        assert_eq!((nul.end, nul.stop_reason), (Permanent, "cannot_start"));
+        assert_eq!((nul.end, nul.stop_reason), (Permanent, StopReason::CannotStart));
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(super) struct Limits {
     pub(super) kill_grace: Duration,
     /// How much of its standard output is kept.
     pub(super) result_bytes: usize,
+    /// How much of the end of its standard error is kept.
+    pub(super) log_bytes: usize,
     /// Whether what it prints is recorded as evidence.
     pub(super) record: bool,
 }
@@ -79,7 +81,7 @@ pub(super) async fn run(
         stdout: Some(stdout),
         stderr: Some(stderr),
         head: Head::new(limits.result_bytes),
-        tail: Tail::default(),
+        tail: Tail::new(limits.log_bytes),
         recording: limits.record.then(Recording::default),
         chunk: vec![0; CHUNK_BYTES],
     };
@@ -278,7 +280,8 @@ mod tests {
             let clock = SystemClock;
             let deadline = clock.now() + Duration::from_mins(1);
             let kill_grace = Duration::ZERO;
-            let limits = Limits { deadline, kill_grace, result_bytes: 100, record: false };
+            let limits =
+                Limits { deadline, kill_grace, result_bytes: 100, log_bytes: 100, record: false };
 
             // `out` is still open, as by a descendant.
             let ended = run(spawned, b"", &limits, &stop, &clock).await;
