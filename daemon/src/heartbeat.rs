@@ -1,6 +1,7 @@
 //! Keeps leases: one renewal of all of them every third of a lease, on a connection of its own; the
 //! trust deadline; the stop signal on loss (F5).
 
+mod agreement;
 mod forgotten;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +14,12 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::agreement::Agreement;
 use crate::clock::{BootInstant, Clock};
 use crate::health::HealthState;
 use crate::leases::{Known, Leases, StopCause};
 use crate::model::{BatchId, LeaseId, WorkerId};
-use crate::store::{Database, FlightError, LeaseState, RenewAnswer, Renewal};
+use crate::store::{Database, FlightError, LeaseState, RenewAnswer, Renewal, ServerReading};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, LostReason, RenewalOutcome, SelfFenceReason};
 use crate::telemetry::metrics::RenewalTiming;
@@ -58,7 +60,7 @@ pub struct Heartbeat {
     lost_claims: Mutex<Vec<LostClaim>>,
     /// Leases whose rows hold more than is known of them here, by the last answer.
     forgetful: Mutex<Vec<Known>>,
-    clock_guard: Mutex<ClockGuard>,
+    agreement: Mutex<Agreement>,
 }
 
 impl Heartbeat {
@@ -91,7 +93,7 @@ impl Heartbeat {
             listed: AtomicBool::new(true),
             lost_claims: Mutex::default(),
             forgetful: Mutex::default(),
-            clock_guard: Mutex::new(ClockGuard::new(ttl)),
+            agreement: Mutex::new(Agreement::new(ttl)),
         }
     }
 
@@ -105,15 +107,21 @@ impl Heartbeat {
     /// lease on the same server start and timeline (F4).
     #[must_use]
     pub fn may_reap(&self) -> bool {
-        let guard = self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner);
-        guard.agrees_long_enough(self.clock.now())
+        self.agreement().is_long_enough(self.clock.now())
+    }
+
+    /// Whether it may still, by a reading taken just before: the database's clock may have been set
+    /// since the last heartbeat.
+    #[must_use]
+    pub fn may_reap_by(&self, server: &ServerReading) -> bool {
+        self.agreement().allows(server)
     }
 
     /// When, by the database's clock, its start, its timeline or its clock itself last changed under
     /// this process; none while they never did.
     #[must_use]
     pub fn disturbed_at(&self) -> Option<OffsetDateTime> {
-        self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner).disturbed_at
+        self.agreement().disturbed_at()
     }
 
     /// Notes a claim whose answer never came.
@@ -192,7 +200,7 @@ impl Heartbeat {
                         lateness: asked_at.since(planned),
                         took,
                     });
-                    self.answered(asked_at, &renewal);
+                    self.answered(asked_at, asked_at + took, &renewal);
                     return;
                 }
                 Err(failed) => self.failed(&failed),
@@ -212,18 +220,19 @@ impl Heartbeat {
         }
     }
 
-    fn answered(&self, asked_at: BootInstant, renewal: &Renewal) {
+    fn answered(&self, asked_at: BootInstant, answered_at: BootInstant, renewal: &Renewal) {
         if !self.healthy.swap(true, Ordering::Relaxed) {
             info!("heartbeats are answered");
             self.recovered.notify_one();
         }
         self.health.database_ok();
-        self.clock_guard.lock().unwrap_or_else(PoisonError::into_inner).sample(
+        self.agreement().note(ServerReading {
             asked_at,
-            renewal.database_now,
-            renewal.server_started,
-            renewal.timeline,
-        );
+            answered_at,
+            now: renewal.database_now,
+            started: renewal.server_started,
+            timeline: renewal.timeline,
+        });
         let known = |state: &LeaseState| self.leases.forgetful(state.lease, state.held);
         *self.forgetful() = renewal.leases.iter().filter_map(known).collect();
         for lease in &renewal.leases {
@@ -300,108 +309,11 @@ impl Heartbeat {
         self.lost_claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn agreement(&self) -> std::sync::MutexGuard<'_, Agreement> {
+        self.agreement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn forgetful(&self) -> std::sync::MutexGuard<'_, Vec<Known>> {
         self.forgetful.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Compares the database's clock with the boot-time clock of this process (F4).
-#[derive(Debug)]
-struct ClockGuard {
-    ttl: Duration,
-    since: Option<Sample>,
-    last: Option<Sample>,
-    disturbed_at: Option<OffsetDateTime>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    at: BootInstant,
-    database: OffsetDateTime,
-    server_started: OffsetDateTime,
-    timeline: i32,
-}
-
-impl ClockGuard {
-    const fn new(ttl: Duration) -> Self {
-        Self { ttl, since: None, last: None, disturbed_at: None }
-    }
-
-    /// Takes a reading; a disagreement, a restart or a failover begins the time of agreement anew.
-    fn sample(
-        &mut self,
-        at: BootInstant,
-        database: OffsetDateTime,
-        server_started: OffsetDateTime,
-        timeline: i32,
-    ) {
-        let now = Sample { at, database, server_started, timeline };
-        let agrees = self.since.is_some_and(|since| {
-            let ours = at.since(since.at).as_secs_f64();
-            let theirs = (database - since.database).as_seconds_f64();
-            since.server_started == server_started
-                && since.timeline == timeline
-                && (theirs - ours).abs() <= 0.01 * ours + 0.5
-        });
-        if !agrees {
-            if self.since.is_some() {
-                self.disturbed_at = Some(database);
-            }
-            self.since = Some(now);
-        }
-        self.last = Some(now);
-    }
-
-    /// Whether the readings have agreed for one lease, and the last one is recent: two missed beats
-    /// are too many.
-    fn agrees_long_enough(&self, now: BootInstant) -> bool {
-        let (Some(since), Some(last)) = (self.since, self.last) else { return false };
-        now.since(since.at) >= self.ttl && now.since(last.at) <= self.ttl * 2 / 3
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TTL: Duration = Duration::from_mins(1);
-
-    fn at(seconds: u64) -> BootInstant {
-        BootInstant::from_nanos(seconds * 1_000_000_000)
-    }
-
-    fn guard_fed(readings: &[(u64, i64, i64, i32)]) -> ClockGuard {
-        let mut guard = ClockGuard::new(TTL);
-        for (ours, theirs, started, timeline) in readings {
-            guard.sample(
-                at(*ours),
-                OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(*theirs),
-                OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(*started),
-                *timeline,
-            );
-        }
-        guard
-    }
-
-    #[test]
-    fn expiries_are_judged_after_one_lease_of_agreement() {
-        let guard = guard_fed(&[(0, 100, 1, 1), (20, 120, 1, 1)]);
-        assert!(!guard.agrees_long_enough(at(20)));
-
-        let guard = guard_fed(&[(0, 100, 1, 1), (20, 120, 1, 1), (40, 140, 1, 1)]);
-        assert!(!guard.agrees_long_enough(at(59)));
-        assert!(guard.agrees_long_enough(at(60)));
-        assert_eq!(guard.disturbed_at, None);
-        assert!(!guard.agrees_long_enough(at(81)), "the last reading is too old");
-    }
-
-    #[test]
-    fn a_step_a_restart_and_a_failover_begin_it_anew() {
-        for last in [(60, 163, 1, 1), (60, 160, 2, 1), (60, 160, 1, 2)] {
-            let guard = guard_fed(&[(0, 100, 1, 1), (20, 120, 1, 1), (40, 140, 1, 1), last]);
-            assert!(!guard.agrees_long_enough(at(60)), "{last:?}");
-            let then = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(last.1);
-            assert_eq!(guard.disturbed_at, Some(then), "{last:?}");
-        }
     }
 }

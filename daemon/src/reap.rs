@@ -11,7 +11,9 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::model::{BatchId, QueueName};
-use crate::store::{Database, Event, FlightError, ReapDisposition, ReapPolicy, Reaped, StoreError};
+use crate::store::{
+    Database, Event, FlightError, ReapDisposition, ReapPolicy, Reaped, ServerReading, StoreError,
+};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition};
 use crate::telemetry::trace;
@@ -30,11 +32,14 @@ pub struct SweepPolicy {
     pub reap: ReapPolicy,
 }
 
-/// How this process stands to expiries at the moment.
-#[derive(Clone, Copy, Debug)]
-struct Judge {
-    may_reap: bool,
-    disturbed_at: Option<OffsetDateTime>,
+/// Who says how this process stands to expiries (F4).
+pub trait Judge: Sync {
+    /// Whether they may be judged at the moment.
+    fn may_reap(&self) -> bool;
+    /// Whether they may be judged by this reading of the server's clock, taken just before.
+    fn may_reap_by(&self, server: &ServerReading) -> bool;
+    /// When, by its own clock, the database last changed under this process.
+    fn disturbed_at(&self) -> Option<OffsetDateTime>;
 }
 
 /// Why a sweep stopped early; the next one goes on.
@@ -75,21 +80,13 @@ impl Reaper {
         Self { database, clock, metrics, policy }
     }
 
-    /// Sweeps until `stop`. `may_reap` says whether this process may judge expiries (F4), and
-    /// `disturbed_at` when it last saw the database change; `recovered` is called when something
-    /// became claimable.
-    pub async fn run(
-        &self,
-        stop: &CancellationToken,
-        may_reap: impl Fn() -> bool,
-        disturbed_at: impl Fn() -> Option<OffsetDateTime>,
-        recovered: impl Fn(),
-    ) {
+    /// Sweeps until `stop`, as `judge` allows; `recovered` is called when something became
+    /// claimable.
+    pub async fn run(&self, stop: &CancellationToken, judge: &impl Judge, recovered: impl Fn()) {
         loop {
             let pause = self.policy.fast.mul_f64(rand::rng().random_range(0.9..1.1));
             let swept = async {
                 tokio::time::sleep(pause).await;
-                let judge = Judge { may_reap: may_reap(), disturbed_at: disturbed_at() };
                 self.sweep(judge, &recovered).await
             };
             // Each step is whole, whoever waits for its answer: the end need not wait.
@@ -109,8 +106,8 @@ impl Reaper {
         }
     }
 
-    async fn sweep(&self, judge: Judge, recovered: &impl Fn()) -> Result<(), SweepError> {
-        if judge.may_reap {
+    async fn sweep(&self, judge: &impl Judge, recovered: &impl Fn()) -> Result<(), SweepError> {
+        if judge.may_reap() {
             for batch in self.database.batches_of_silent_workers().await? {
                 self.skip_refused(batch, self.reap(batch, judge, recovered).await)?;
             }
@@ -121,8 +118,12 @@ impl Reaper {
         Ok(())
     }
 
-    async fn full_sweep(&self, judge: Judge, recovered: &impl Fn()) -> Result<(), SweepError> {
-        if judge.may_reap {
+    async fn full_sweep(
+        &self,
+        judge: &impl Judge,
+        recovered: &impl Fn(),
+    ) -> Result<(), SweepError> {
+        if judge.may_reap() {
             for batch in self.database.batches_with_expired_leases().await? {
                 self.skip_refused(batch, self.reap(batch, judge, recovered).await)?;
             }
@@ -161,11 +162,17 @@ impl Reaper {
     async fn reap(
         &self,
         batch: BatchId,
-        judge: Judge,
+        judge: &impl Judge,
         recovered: &impl Fn(),
     ) -> Result<(), SweepError> {
-        // Looked at before they are taken back; it decides who is charged and nothing else.
-        let was_away = self.database.was_away(batch, judge.disturbed_at).await?;
+        let before = self.database.before_reap(batch, judge.disturbed_at(), &*self.clock).await?;
+        // A clock that was set forward since the last heartbeat makes every lease look expired.
+        if !judge.may_reap_by(&before.server) {
+            debug!(%batch, "the database's clock cannot be judged by: its leases are left alone");
+            return Ok(());
+        }
+        // It decides who is charged and nothing else.
+        let was_away = before.was_away;
         let charge = self.policy.reap.charge && !was_away;
         let taken = self.database.reap(batch, &ReapPolicy { charge, ..self.policy.reap }).await?;
         if taken.is_empty() {

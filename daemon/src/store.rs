@@ -40,4 +40,5 @@ pub use protocol::{
 pub use recovery::{Raised, RecoveryPlan};
 pub use release::DeadLease;
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
+pub use sweeps::{BeforeReap, ServerReading};
 pub use workers::WorkerRow;

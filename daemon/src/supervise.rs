@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -34,10 +35,11 @@ use crate::health::HealthState;
 use crate::heartbeat::Heartbeat;
 use crate::leases::{Leases, StopCause, TrustWatch};
 use crate::model::{LeaseId, Position, QueueName, WorkerId, WorkerState};
-use crate::reap::{Reaper, SweepPolicy};
+use crate::reap::{Judge, Reaper, SweepPolicy};
 use crate::recheck::{RecheckPolicy, Rechecker, Retaken};
 use crate::store::{
-    Database, DatabaseOptions, ItemInput, ReapPolicy, StagedItem, StoreError, WorkerRow, migrate,
+    Database, DatabaseOptions, ItemInput, ReapPolicy, ServerReading, StagedItem, StoreError,
+    WorkerRow, migrate,
 };
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbPool, SlotKind};
@@ -504,9 +506,7 @@ impl Worker {
             policy,
         );
         let recovered = || self.wakeups.told.notify_one();
-        let may_reap = || self.heartbeat.may_reap();
-        let disturbed_at = || self.heartbeat.disturbed_at();
-        reaper.run(stop, may_reap, disturbed_at, recovered).await;
+        reaper.run(stop, &*self.heartbeat, recovered).await;
     }
 
     /// Draining, cancelling, releasing: from the request to nothing held.
@@ -565,6 +565,21 @@ impl Worker {
 
     async fn until(&self, limit: Duration) {
         sleep_until(&*self.parts.clock, self.parts.clock.now() + limit).await;
+    }
+}
+
+/// Heartbeats are what a process compares its clock with the database's by.
+impl Judge for Heartbeat {
+    fn may_reap(&self) -> bool {
+        self.may_reap()
+    }
+
+    fn may_reap_by(&self, server: &ServerReading) -> bool {
+        self.may_reap_by(server)
+    }
+
+    fn disturbed_at(&self) -> Option<OffsetDateTime> {
+        self.disturbed_at()
     }
 }
 

@@ -45,6 +45,21 @@ impl TestDb {
         &self.url
     }
 
+    /// Puts a clock that tests can set before the server's own, for the sessions opened from now on:
+    /// by `clock.set`, it stands or it is ahead.
+    pub(crate) async fn replace_clock(&self) {
+        let statements = format!(
+            "CREATE SCHEMA clock;
+             CREATE TABLE clock.set (stands_at timestamptz, ahead interval NOT NULL DEFAULT '0');
+             INSERT INTO clock.set DEFAULT VALUES;
+             CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+                 AS 'SELECT coalesce(stands_at, pg_catalog.clock_timestamp()) + ahead FROM clock.set';
+             ALTER DATABASE {} SET search_path = clock, pg_catalog, public",
+            self.name
+        );
+        self.client().await.batch_execute(&statements).await.unwrap();
+    }
+
     /// A connection of its own. It ends when the client is dropped, and with the database.
     pub(crate) async fn client(&self) -> Client {
         connect(&self.url, &self.connections).await

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod checks;
+mod clock;
 mod crash;
 mod fairness;
 mod faults;

@@ -126,6 +126,16 @@ impl Database {
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
         let client = self.connection().await?;
+        self.query_on(client, sql, params).await
+    }
+
+    /// The same on a connection that is at hand.
+    pub(super) async fn query_on(
+        &self,
+        client: Object,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
         match tokio::time::timeout(self.statement_timeout, client.query_typed(sql, params)).await {
             Ok(Ok(rows)) => Ok(rows),
             Ok(Err(error)) => Err(StoreError::from_driver(error)),

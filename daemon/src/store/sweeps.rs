@@ -7,7 +7,33 @@ use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::{Database, StoreError, statements};
+use crate::clock::{BootInstant, Clock};
 use crate::model::BatchId;
+
+/// What the server said of its clock and of itself at one moment between a question and its answer
+/// (F4).
+#[derive(Clone, Copy, Debug)]
+pub struct ServerReading {
+    /// When it was asked, by the boot-time clock of this process.
+    pub asked_at: BootInstant,
+    /// When its answer was there.
+    pub answered_at: BootInstant,
+    /// Its clock.
+    pub now: OffsetDateTime,
+    /// When it started.
+    pub started: OffsetDateTime,
+    /// Its timeline.
+    pub timeline: i32,
+}
+
+/// What is looked at before the expired leases of a batch are taken back.
+#[derive(Clone, Copy, Debug)]
+pub struct BeforeReap {
+    /// Whether they speak of a database that was away, so that nobody is charged for them.
+    pub was_away: bool,
+    /// The server's clock at this moment.
+    pub server: ServerReading,
+}
 
 impl Database {
     /// Batches with expired leases of workers that fell silent: the fast sweep.
@@ -36,20 +62,35 @@ impl Database {
         self.batch_ids(statements::EXPIRED_BATCHES).await
     }
 
-    /// Whether the expired leases of a batch speak of a database that was away, so that nobody is
-    /// charged for them; `disturbed_at` is when this process last saw it change.
+    /// What to know before the expired leases of a batch are taken back; `disturbed_at` is when this
+    /// process last saw the database change.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn was_away(
+    pub async fn before_reap(
         &self,
         batch: BatchId,
         disturbed_at: Option<OffsetDateTime>,
-    ) -> Result<bool, StoreError> {
+        clock: &dyn Clock,
+    ) -> Result<BeforeReap, StoreError> {
         let params: [(&(dyn ToSql + Sync), Type); 2] =
             [(&batch.uuid(), Type::UUID), (&disturbed_at, Type::TIMESTAMPTZ)];
-        let rows = self.query(statements::DATABASE_WAS_AWAY, &params).await?;
-        Ok(rows.first().is_some_and(|row| row.get(0)))
+        // With the connection at hand: waiting for one would blur when it was asked.
+        let client = self.connection().await?;
+        let asked_at = clock.now();
+        let rows = self.query_on(client, statements::DATABASE_WAS_AWAY, &params).await?;
+        let answered_at = clock.now();
+        let row = rows.first().expect("an aggregate always answers a row");
+        Ok(BeforeReap {
+            was_away: row.get(0),
+            server: ServerReading {
+                asked_at,
+                answered_at,
+                now: row.get(1),
+                started: row.get(2),
+                timeline: row.get(3),
+            },
+        })
     }
 
     /// Unfinished batches with nothing left.
