@@ -403,7 +403,7 @@ async fn a_worker_whose_checks_wait_for_a_file() {
     worker.run(stopped).await.unwrap();
 }
 
-fn judged(items: usize, body: &str) -> Submission {
+pub(super) fn judged(items: usize, body: &str) -> Submission {
     let item =
         |n| json!({"key": format!("k{n}"), "input": n, "acceptance_criteria": ["well written"]});
     Submission::of((0..items).map(item), body)

@@ -15,6 +15,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::checks::judged;
 use super::in_process::{InProcess, Noop, Only, execution, settings};
 use crate::support::fleet::{Fleet, LONG, Submission, until};
 use crate::support::invariants::assert_invariants;
@@ -146,6 +147,54 @@ async fn a_position_that_its_worker_forgot_is_given_back_while_its_siblings_run(
     go.cancel();
     fleet.ended(batch).await;
     assert_eq!(fleet.attempts(batch).await.len(), 1);
+    assert_eq!(worker.drain().await.stopped, 0);
+    assert_invariants(&fleet.sql, batch).await;
+}
+
+/// The check of the first item ends in a panic before it begins, once; the others are held until they
+/// are let go.
+struct ForgetsACheck {
+    trap: Arc<Trap>,
+    go: CancellationToken,
+}
+
+#[async_trait]
+impl Executor for ForgetsACheck {
+    async fn execute(&self, job: &Job, stop: &CancellationToken) -> Execution {
+        if job.item.position().get() == 0 {
+            self.trap.set("src/attempt/check.rs");
+        } else {
+            tokio::select! {
+                () = self.go.cancelled() => {}
+                () = stop.cancelled() => return execution(ExecutionEnd::Stopped),
+            }
+        }
+        execution(ExecutionEnd::Succeeded)
+    }
+}
+
+#[tokio::test]
+async fn a_staged_position_that_its_worker_forgot_is_checked_again_while_its_siblings_run() {
+    let fleet = Fleet::new("").await;
+    let batch = fleet.submit(judged(3, "true")).await;
+    let (trap, go) = (Arc::new(Trap::default()), CancellationToken::new());
+    let forgets = Arc::new(ForgetsACheck { trap: Arc::clone(&trap), go: go.clone() });
+    let worker = InProcess::start(settings(fleet.url(), 3), Arc::new(Only(forgets)), trap);
+
+    until("the forgotten item is checked", LONG, async || fleet.outcomes(batch).await.len() == 1)
+        .await;
+
+    let outcomes = fleet.outcomes(batch).await;
+    assert_eq!((outcomes[0].position, outcomes[0].succeeded), (0, true));
+    assert!(fleet.attempts(batch).await.is_empty(), "it was not executed again");
+    let elsewhere = "SELECT lease_id <> staged_lease_id FROM holdfast.outcomes WHERE batch_id = $1";
+    assert!(fleet.value::<bool>(batch, elsewhere).await, "by a recheck");
+    let siblings = "SELECT min(cardinality(positions)) FROM holdfast.leases WHERE batch_id = $1";
+    assert_eq!(fleet.value::<i32>(batch, siblings).await, 2, "under their first lease");
+    assert_invariants(&fleet.sql, batch).await;
+    go.cancel();
+    let row = fleet.ended(batch).await;
+    assert_eq!(row.verdicts.unverified, 3);
     assert_eq!(worker.drain().await.stopped, 0);
     assert_invariants(&fleet.sql, batch).await;
 }
