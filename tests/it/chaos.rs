@@ -7,7 +7,7 @@ mod history;
 mod history_tests;
 mod plan;
 mod run;
-mod servers;
+pub(crate) mod servers;
 mod witness;
 mod work;
 

@@ -30,11 +30,16 @@ pub(super) enum Replication {
     Asynchronous,
 }
 
+/// How long a server may take from a crash of one of its processes until it takes connections again:
+/// it waits for all others to end, synchronizes its data with the disk and replays its log, on a machine
+/// that others use.
+const RECOVERY: Duration = Duration::from_mins(5);
+
 /// Room for the tables that grow, where a small disk can be made.
 const SMALL_DISK: &str = "64m";
 
 /// Servers that look like one: `url` leads to the primary of the moment.
-pub(super) struct Servers {
+pub(crate) struct Servers {
     // In the order of their ends.
     primary: Server,
     standby: Option<Server>,
@@ -58,7 +63,7 @@ struct Server {
 
 impl Servers {
     /// One migrated server, durable, and no standby.
-    pub(super) async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         // The account that the servers drop to must be able to pass through.
         let open = Permissions::from_mode(0o755);
         let folder = tempfile::Builder::new().permissions(open).tempdir().unwrap();
@@ -70,36 +75,58 @@ impl Servers {
     }
 
     /// The address of the primary.
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         self.primary.url()
     }
 
+    /// The address of the standby.
+    pub(crate) fn standby_url(&self) -> String {
+        self.standby.as_ref().expect("a standby").url()
+    }
+
     /// A connection to the primary, as soon as it takes one.
-    pub(super) async fn client(&self) -> Client {
-        let url = self.url();
+    pub(crate) async fn client(&self) -> Client {
+        self.connected(&self.primary).await
+    }
+
+    /// A connection to the standby, as soon as it takes one.
+    pub(crate) async fn standby_client(&self) -> Client {
+        self.connected(self.standby.as_ref().expect("a standby")).await
+    }
+
+    async fn connected(&self, server: &Server) -> Client {
+        let url = server.url();
         let began = SystemClock.now();
-        while SystemClock.now().since(began) < LONG {
-            if let Some(client) = self.try_connect(&url).await {
-                return client;
+        loop {
+            let refused = match self.try_connect(&url).await {
+                Ok(client) => return client,
+                Err(refused) => refused,
+            };
+            let gone = !server.is_alive();
+            if gone || SystemClock.now().since(began) >= RECOVERY {
+                let why = if gone { "has ended" } else { "takes no connections" };
+                panic!(
+                    "the server {why}: {refused:?}; the last it logged:\n{}",
+                    server.last_logged()
+                );
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let log = fs::read_to_string(self.primary.state.join("postgres.log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let last = lines[lines.len().saturating_sub(30)..].join("\n");
-        panic!("the server takes no connections for {LONG:?}; the last it logged:\n{last}")
     }
 
     /// A connection to the primary, if there is one to be had now.
     pub(super) async fn try_client(&self) -> Option<Client> {
-        self.try_connect(&self.url()).await
+        self.try_connect(&self.url()).await.ok()
     }
 
-    async fn try_connect(&self, url: &str) -> Option<Client> {
-        let (client, connection) = tokio_postgres::connect(url, NoTls).await.ok()?;
+    async fn try_connect(&self, url: &str) -> Result<Client, tokio_postgres::Error> {
+        // A server that is busy with its end may accept and say nothing.
+        let mut config: tokio_postgres::Config = url.parse()?;
+        config.connect_timeout(Duration::from_secs(10));
+        let (client, connection) = config.connect(NoTls).await?;
         // Its error is the client's too, and every call reports it there.
         self.connections.spawn(async move { connection.await.ok() });
-        Some(client)
+        Ok(client)
     }
 
     /// Whether the primary runs.
@@ -132,7 +159,7 @@ impl Servers {
     }
 
     /// Makes a standby of the primary, and waits until it follows.
-    pub(super) async fn attach_standby(&mut self) {
+    pub(crate) async fn attach_standby(&mut self) {
         let link = Proxy::before(&self.url()).await;
         let standby = Server::at(self.folder.path().join(format!("server-{}", self.made)));
         self.made += 1;
@@ -168,6 +195,21 @@ impl Servers {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         standby.start().await;
         standby
+    }
+
+    /// Lets the standby tell the primary which rows its readers need; through a slot that is there, if
+    /// one is named.
+    pub(crate) async fn give_feedback(&self, slot: Option<&str>) {
+        let client = self.standby_client().await;
+        for (setting, value) in [
+            ("hot_standby_feedback", "on"),
+            ("wal_receiver_status_interval", "1s"),
+            ("primary_slot_name", slot.unwrap_or_default()),
+        ] {
+            let alter = format!("ALTER SYSTEM SET {setting} = '{value}'");
+            client.batch_execute(&alter).await.unwrap();
+        }
+        client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     }
 
     /// Whether there is a standby to fail over to.
@@ -283,7 +325,7 @@ impl Servers {
     }
 
     /// Stops all.
-    pub(super) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.primary.stop().await;
         if let Some(mut standby) = self.standby.take() {
             standby.stop().await;
@@ -316,6 +358,19 @@ impl Server {
         let pid = self.running.as_ref().expect("it runs").pid();
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
         program.parent().unwrap().to_owned()
+    }
+
+    /// Whether its main process is there: a crash of another one it survives.
+    fn is_alive(&self) -> bool {
+        let stat = self.running.as_ref().map(|server| format!("/proc/{}/stat", server.pid()));
+        let stat = stat.and_then(|stat| fs::read_to_string(stat).ok());
+        stat.is_some_and(|stat| !stat.contains(") Z "))
+    }
+
+    fn last_logged(&self) -> String {
+        let log = fs::read_to_string(self.state.join("postgres.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
     async fn start(&mut self) {
