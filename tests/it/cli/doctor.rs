@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use holdfast::embedded::{DataDir, EmbeddedOptions, EmbeddedPostgres};
-use holdfast::model::Hold;
-use holdfast::store::migrate;
+use holdfast::model::{Conclusion, History, Hold};
+use holdfast::store::{Concluding, Staging, migrate};
 use serde_json::Value;
+use tokio_postgres::{Client, NoTls};
+use tokio_util::task::TaskTracker;
 
 use super::{Cli, failed, succeeded};
+use crate::chaos::servers::Servers;
+use crate::support::fleet::{LONG, until};
 
 /// What every server of the tests lives without: `fsync` and `full_page_writes`.
 const NOT_DURABLE: (&str, &str) = ("not_durable", "warning");
@@ -220,21 +225,9 @@ async fn what_keeps_vacuum_from_its_work_is_named() {
 #[tokio::test]
 async fn what_belongs_to_the_whole_server_is_named() {
     let cli = Cli::new().await;
-    let options = EmbeddedOptions {
-        fsync: false,
-        extra_settings: vec![
-            ("autovacuum".into(), "off".into()),
-            ("max_prepared_transactions".into(), "2".into()),
-        ],
-        ..EmbeddedOptions::new(DataDir::Ephemeral)
-    };
-    let server = tokio::task::spawn_blocking(move || EmbeddedPostgres::start(&options));
-    let server = server.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
-    let url = server.url("postgres");
-    migrate::up(&url, None).await.unwrap();
-    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
-    let connections = tokio_util::task::TaskTracker::new();
-    connections.spawn(async move { connection.await.ok() });
+    let options = [("autovacuum", "off"), ("max_prepared_transactions", "2")];
+    let server = Private::start(&options).await;
+    let client = server.client().await;
     client
         .batch_execute(
             "SELECT pg_create_physical_replication_slot('forgotten');
@@ -243,7 +236,7 @@ async fn what_belongs_to_the_whole_server_is_named() {
         .await
         .unwrap();
 
-    let found = cli.found(&["--database-url", &url, "--older-than", "1ms"], 20).await;
+    let found = cli.found(&["--database-url", &server.url, "--older-than", "1ms"], 20).await;
 
     let all = [
         ("autovacuum", "critical"),
@@ -251,8 +244,154 @@ async fn what_belongs_to_the_whole_server_is_named() {
         ("idle_slot", "warning"),
     ];
     assert_eq!(found, expected(&all));
-    drop(client);
-    tokio::task::spawn_blocking(move || drop(server)).await.unwrap();
+    server.end().await;
+}
+
+#[tokio::test]
+async fn few_connections_left_and_a_full_notification_queue_are_named() {
+    let cli = Cli::new().await;
+    let mut options = vec![("max_connections", "20")];
+    let version: i32 = {
+        let select = "SELECT current_setting('server_version_num')::integer";
+        cli.db.client().await.query_one(select, &[]).await.unwrap().get(0)
+    };
+    // Before 17 the queue holds eight gigabytes: no test fills them.
+    let fills = version >= 170_000;
+    if fills {
+        options.push(("max_notify_queue_pages", "64"));
+    }
+    let server = Private::start(&options).await;
+    let doctor = ["--database-url", server.url.as_str()];
+    assert_eq!(cli.found(&doctor, 10).await, []);
+
+    let others = join_all((0..15).map(|_| server.client())).await;
+    assert_eq!(cli.found(&doctor, 10).await, expected(&[("connections", "warning")]));
+    drop(others);
+
+    if fills {
+        // A listener does not read while its transaction is open.
+        let listener = server.client().await;
+        listener.batch_execute("LISTEN c; BEGIN; SELECT 1").await.unwrap();
+        let client = server.client().await;
+        let notify = "SELECT pg_notify('c', g || repeat('x', 7900)) FROM generate_series(1, $1) g";
+        let mut found = Vec::new();
+        for (count, severity) in [(40, "warning"), (20, "critical")] {
+            client.execute(notify, &[&count]).await.unwrap();
+            let exit = if severity == "critical" { 20 } else { 10 };
+            found = cli.found(&doctor, exit).await;
+            assert_eq!(found, expected(&[("notification_queue", severity)]));
+        }
+        assert_eq!(found.len(), 1);
+        listener.batch_execute("ROLLBACK").await.unwrap();
+        until("the queue is empty again", LONG, async || cli.found(&doctor, 10).await == []).await;
+    }
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_far_off_is_named() {
+    let cli = Cli::new().await;
+    cli.db.replace_clock().await;
+    assert_eq!(cli.found(&[], 10).await, []);
+    for ahead in ["10 min", "-10 min"] {
+        cli.sql(&format!("UPDATE clock.set SET ahead = '{ahead}'")).await;
+        assert_eq!(cli.found(&[], 10).await, expected(&[("clock_offset", "warning")]), "{ahead}");
+    }
+}
+
+#[tokio::test]
+async fn a_standby_is_no_place_to_work() {
+    let cli = Cli::new().await;
+    let mut servers = Servers::new().await;
+    servers.attach_standby().await;
+
+    let report = cli
+        .run(&["doctor", "--json", "--database-url", &servers.standby_url()])
+        .await
+        .exited(20)
+        .json();
+
+    assert_eq!(names(&report), expected(&[("standby", "critical")]));
+    servers.end().await;
+}
+
+/// Uses up so many transaction numbers.
+async fn use_up_transactions(servers: &Servers, count: i32) {
+    let client = servers.client().await;
+    client.batch_execute("SET synchronous_commit = off").await.unwrap();
+    let each = format!(
+        "DO $$ BEGIN FOR n IN 1..{count} LOOP
+             PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
+    );
+    client.batch_execute(&each).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "takes a minute: make long"]
+async fn long_what_a_lagging_standby_keeps_from_vacuum_is_named() {
+    let cli = Cli::new().await;
+    let mut servers = Servers::new().await;
+    servers.attach_standby().await;
+    let url = servers.url();
+    let doctor = ["doctor", "--json", "--database-url", url.as_str()];
+    assert_eq!(names(&cli.run(&doctor).await.exited(0).json()), []);
+
+    servers.give_feedback(None).await;
+    let reader = servers.standby_client().await;
+    reader
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM holdfast.batches")
+        .await
+        .unwrap();
+    use_up_transactions(&servers, 1_100_000).await;
+    let found = async |name| {
+        until("it is named", LONG, async || {
+            let report = cli.run(&doctor).await.json();
+            names(&report) == expected(&[(name, "warning")])
+        })
+        .await;
+    };
+    found("standby_feedback").await;
+
+    // With a slot it is the slot that remembers.
+    let client = servers.client().await;
+    client.batch_execute("SELECT pg_create_physical_replication_slot('s')").await.unwrap();
+    servers.give_feedback(Some("s")).await;
+    found("lagging_slot").await;
+    drop(reader);
+    servers.end().await;
+}
+
+/// A migrated server of a test's own.
+struct Private {
+    server: EmbeddedPostgres,
+    url: String,
+    connections: TaskTracker,
+}
+
+impl Private {
+    async fn start(settings: &[(&str, &str)]) -> Self {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let options = EmbeddedOptions {
+            fsync: false,
+            extra_settings: settings.iter().map(own).collect(),
+            ..EmbeddedOptions::new(DataDir::Ephemeral)
+        };
+        let server = tokio::task::spawn_blocking(move || EmbeddedPostgres::start(&options));
+        let server = server.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
+        let url = server.url("postgres");
+        migrate::up(&url, None).await.unwrap();
+        Self { server, url, connections: TaskTracker::new() }
+    }
+
+    async fn client(&self) -> Client {
+        let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await.unwrap();
+        self.connections.spawn(async move { connection.await.ok() });
+        client
+    }
+
+    async fn end(self) {
+        tokio::task::spawn_blocking(move || drop(self.server)).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -299,7 +438,10 @@ async fn verification_finds_counts_and_places_that_are_wrong() {
         ),
         (
             "UPDATE holdfast.leases SET positions = '{0}'",
-            ["position 1 is in no place", "2 items at work are counted, rows say 1"],
+            [
+                "position 1 is in no place",
+                "2 executing and 0 checked items are counted, rows say 1 and 0",
+            ],
             "UPDATE holdfast.leases SET positions = '{0,1}'",
         ),
         (
@@ -326,6 +468,68 @@ async fn verification_finds_counts_and_places_that_are_wrong() {
             assert!(finding["what"].as_str().unwrap().contains(part), "{part}: {finding}");
         }
         assert!(finding["what"].as_str().unwrap().contains(&batch));
+        cli.sql(undo).await;
+    }
+}
+
+#[tokio::test]
+async fn verification_finds_staged_rows_that_are_not_their_leases() {
+    let cli = Cli::new().await;
+    cli.worker().await;
+    let batch = cli.submit(&["a", "b", "c", "d"]).await;
+    let fleet = cli.fleet();
+    let holds = fleet.claim(&batch, 3).await;
+    cli.sql("UPDATE holdfast.leases SET worker_id = '00000000-0000-0000-0000-000000000001'").await;
+    let settlement = succeeded("1");
+    let staging = |hold| Staging { hold, settlement: &settlement, evidence: &[], workspace: None };
+    let items: Vec<Staging<'_>> = holds[..2].iter().map(staging).collect();
+    let (id, ttl) = (batch.parse().unwrap(), Duration::from_mins(1));
+    fleet.database.stage(id, fleet.worker, ttl, &items).await.unwrap();
+    let conclusion = Conclusion::Recheck(History::FRESH);
+    let given_back = [Concluding { hold: &holds[1], conclusion: &conclusion }];
+    fleet.database.conclude(id, ttl, &given_back).await.unwrap();
+    assert_eq!(cli.found(&["--verify"], 10).await, []);
+
+    for (wrong, says, undo) in [
+        (
+            "UPDATE holdfast.staged_outcomes SET lease_id = gen_random_uuid() WHERE position = 0",
+            "position 0 is staged under lease ",
+            "UPDATE holdfast.staged_outcomes SET lease_id = l.lease_id
+               FROM holdfast.leases l WHERE position = 0",
+        ),
+        (
+            "UPDATE holdfast.staged_outcomes SET lease_id = NULL WHERE position = 0",
+            "position 0 is staged under no lease, held under lease ",
+            "UPDATE holdfast.staged_outcomes SET lease_id = l.lease_id
+               FROM holdfast.leases l WHERE position = 0",
+        ),
+        (
+            "UPDATE holdfast.staged_outcomes SET lease_id = gen_random_uuid() WHERE position = 1",
+            ", held under no lease, and waits for a recheck",
+            "UPDATE holdfast.staged_outcomes SET lease_id = NULL WHERE position = 1",
+        ),
+        (
+            "UPDATE holdfast.waiting SET recheck = false",
+            "position 1 is staged under no lease, held under no lease",
+            "UPDATE holdfast.waiting SET recheck = true",
+        ),
+        (
+            "CREATE TABLE kept AS SELECT * FROM holdfast.staged_outcomes WHERE position = 0;
+             DELETE FROM holdfast.staged_outcomes WHERE position = 0",
+            "1 executing and 2 checked items are counted, rows say 2 and 1",
+            "INSERT INTO holdfast.staged_outcomes SELECT * FROM kept",
+        ),
+        (
+            "DELETE FROM holdfast.staged_outcomes WHERE position = 1",
+            "position 1 waits for a recheck of nothing",
+            "SELECT",
+        ),
+    ] {
+        cli.sql(wrong).await;
+        let report = cli.run(&["doctor", "--verify", "--json"]).await.exited(20).json();
+        let finding = &report["findings"][0];
+        assert_eq!(finding["name"], "inconsistent", "{wrong}");
+        assert!(finding["what"].as_str().unwrap().contains(says), "{says}: {finding}");
         cli.sql(undo).await;
     }
 }

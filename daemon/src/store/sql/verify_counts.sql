@@ -6,6 +6,8 @@ WITH b AS (
     SELECT c.* FROM b, holdfast.current_progress(b.id) c
 ), held AS (
     SELECT coalesce(sum(cardinality(l.positions)), 0) AS n FROM holdfast.leases l WHERE l.batch_id = $1
+), staged AS (
+    SELECT count(*) AS n FROM holdfast.staged_outcomes s WHERE s.batch_id = $1
 ), waits AS (
     SELECT count(*) FILTER (WHERE NOT w.recheck) AS waiting, count(*) FILTER (WHERE w.recheck) AS rechecks,
            count(*) FILTER (WHERE w.deferred) AS deferred
@@ -15,14 +17,16 @@ WITH b AS (
            count(*) FILTER (WHERE o.status <> 'succeeded') AS failed
       FROM holdfast.outcomes o WHERE o.batch_id = $1
 ), counted AS (
-    SELECT held.n + waits.rechecks AS at_work, waits.waiting, waits.deferred, ended.succeeded,
-           ended.failed
-      FROM held, waits, ended
+    SELECT held.n + waits.rechecks - staged.n AS executing, staged.n AS checking, waits.waiting,
+           waits.deferred, ended.succeeded, ended.failed
+      FROM held, staged, waits, ended
 )
 SELECT 'it has no progress row' AS fault FROM b WHERE NOT EXISTS (SELECT FROM p WHERE p.seq IS NOT NULL)
 UNION ALL
-SELECT format('%s items at work are counted, rows say %s', p.executing + p.checking, c.at_work)
-  FROM p, b, counted c WHERE b.control <> 'cancelled' AND p.executing + p.checking <> c.at_work
+SELECT format('%s executing and %s checked items are counted, rows say %s and %s', p.executing,
+              p.checking, c.executing, c.checking)
+  FROM p, b, counted c
+ WHERE b.control <> 'cancelled' AND (p.executing, p.checking) <> (c.executing, c.checking)
 UNION ALL
 SELECT format('%s waiting items are counted, %s of them deferred, rows say %s and %s', p.waiting,
               p.deferred, c.waiting, c.deferred)
