@@ -13,6 +13,7 @@ use holdfast::execute::spawn::spawn_with_death_signal;
 use holdfast::model::{ItemStatus, Position};
 use holdfast::store::{ControlVerb, Event, RetryAnswer};
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::TaskTracker;
@@ -44,6 +45,13 @@ fn pgbouncer() -> Option<(PathBuf, (u32, u32))> {
 impl Pooler {
     /// Few sessions, so that they change hands; `prepared` is how many statements it keeps for each.
     async fn before(db: &TestDb, program: &PathBuf, prepared: Option<u32>) -> Self {
+        let prepared =
+            prepared.map_or_else(String::new, |n| format!("max_prepared_statements = {n}\n"));
+        let mode = "pool_mode = transaction\ndefault_pool_size = 4\n";
+        Self::with(db, program, &format!("{mode}{prepared}")).await
+    }
+
+    async fn with(db: &TestDb, program: &PathBuf, own: &str) -> Self {
         let config: tokio_postgres::Config = db.url().parse().unwrap();
         let [tokio_postgres::config::Host::Unix(socket)] = config.get_hosts() else {
             panic!("the tests' server listens on a socket: {}", db.url())
@@ -54,13 +62,10 @@ impl Pooler {
         let open = fs::Permissions::from_mode(0o755);
         let folder = tempfile::Builder::new().permissions(open).tempdir().unwrap();
         let file = folder.path().join("pgbouncer.ini");
-        let prepared =
-            prepared.map_or_else(String::new, |n| format!("max_prepared_statements = {n}\n"));
         let settings = format!(
             "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-             auth_type = any\npool_mode = transaction\ndefault_pool_size = 4\n\
-             max_client_conn = 200\n{prepared}",
+             auth_type = any\nmax_client_conn = 200\n{own}",
             socket.display(),
             config.get_ports()[0],
         );
@@ -251,4 +256,48 @@ async fn the_life_of_an_item_passes_through_a_pooler_beside_a_direct_url() {
 #[tokio::test]
 async fn the_life_of_an_item_passes_through_a_pooler_alone() {
     with_and_without_prepared_statements(false).await;
+}
+
+#[tokio::test]
+async fn the_doctor_says_through_which_pooler_it_looks() {
+    let Some((program, _)) = pgbouncer() else {
+        eprintln!("skipped: there is no pgbouncer");
+        return;
+    };
+    let db = TestDb::fresh().await;
+    let direct = format!("[database]\nlisten_url = \"{}\"\n", db.url());
+    let transactions = "pool_mode = transaction\ndefault_pool_size = 4\n";
+    for (mode, settings, exit, name) in [
+        (transactions, "", 10, Some(("pooled", "warning"))),
+        (transactions, direct.as_str(), 10, None),
+        ("pool_mode = session\ndefault_pool_size = 4\n", "", 10, None),
+        // One session: whoever keeps it keeps everybody else out.
+        (
+            "pool_mode = transaction\ndefault_pool_size = 1\n",
+            direct.as_str(),
+            20,
+            Some(("pooler", "critical")),
+        ),
+        ("pool_mode = statement\ndefault_pool_size = 4\n", "", 20, Some(("pooler", "critical"))),
+    ] {
+        let pooler = Pooler::with(&db, &program, mode).await;
+        let fleet = Fleet::at(pooler.url.clone(), db.client().await, None, settings);
+
+        let ran = holdfast(&fleet, &["doctor", "--json"]).await;
+
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert_eq!(ran.status.code(), Some(exit), "{mode}: {said}");
+        let report: Value = serde_json::from_str(&said).unwrap();
+        let findings: Vec<(&str, &str)> = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|finding| {
+                (finding["name"].as_str().unwrap(), finding["severity"].as_str().unwrap())
+            })
+            // What every server of the tests lives without.
+            .filter(|(name, _)| *name != "not_durable")
+            .collect();
+        assert_eq!(findings, name.into_iter().collect::<Vec<_>>(), "{mode}{settings}");
+    }
 }
