@@ -116,6 +116,70 @@ const MUTATIONS: &[Mutation] = &[
         ],
     },
     Mutation {
+        rule: "F6: a repeated stage finds what it stored, wherever it went",
+        sql: "SELECT pg_temp.rewrite('stage', 'AND o.staged_lease_id = h.lease', 'AND false')",
+        missed_by: &[
+            "protocol::checks::a_repeated_stage_finds_itself_applied_wherever_the_item_went",
+            "protocol::interleavings::a_repeated_stage_behind_what_ends_its_item_stores_nothing",
+        ],
+    },
+    Mutation {
+        rule: "F6: what is staged is not staged again",
+        sql: "SELECT pg_temp.rewrite('stage', 'AND NOT EXISTS (SELECT FROM holdfast.staged_outcomes s',
+                  'AND NOT EXISTS (SELECT FROM holdfast.staged_outcomes s JOIN (SELECT) q ON false')",
+        missed_by: &[
+            "protocol::checks::a_repeated_stage_finds_itself_applied_wherever_the_item_went",
+        ],
+    },
+    Mutation {
+        rule: "L2: a stage looks after it has locked its lease",
+        sql: "SELECT pg_temp.rewrite('stage', 'FOR NO KEY UPDATE', '')",
+        missed_by: &[
+            "protocol::interleavings::a_repeated_stage_behind_what_ends_its_item_stores_nothing",
+        ],
+    },
+    Mutation {
+        rule: "L2: a conclusion looks after it has locked its lease",
+        sql: "SELECT pg_temp.rewrite('conclude', 'FOR NO KEY UPDATE', '')",
+        missed_by: &[
+            "protocol::interleavings::a_conclusion_behind_its_own_workers_delayed_stage_publishes_it",
+        ],
+    },
+    Mutation {
+        rule: "I1: a finish leaves what is staged under check",
+        sql: "SELECT pg_temp.rewrite('hand_in', 'AND NOT EXISTS (SELECT FROM holdfast.staged_outcomes s',
+                  'AND NOT EXISTS (SELECT FROM holdfast.staged_outcomes s JOIN (SELECT) q ON false')",
+        missed_by: &[
+            "protocol::interleavings::a_finish_behind_its_own_workers_delayed_stage_leaves_it_under_check",
+        ],
+    },
+    Mutation {
+        rule: "I1: a staged item is not executed again: claims",
+        sql: "SELECT pg_temp.rewrite('take_due', 'AND NOT x.recheck ', '')",
+        missed_by: &["protocol::checks::a_claim_takes_no_recheck_and_a_recheck_no_retry"],
+    },
+    Mutation {
+        rule: "I1: a staged item is not executed again: an unanswered recheck",
+        sql: "SELECT pg_temp.rewrite('give_back', 'staged_row IS NOT NULL AS staged', 'false AS staged')",
+        missed_by: &[
+            "protocol::checks::an_unanswered_recheck_is_given_back_by_its_lease_and_counts_nothing",
+        ],
+    },
+    Mutation {
+        rule: "F3: who lost a check does not conclude it",
+        sql: "SELECT pg_temp.rewrite('conclude', '(p_lease[n], p_token[n], p_position[n]) IN (',
+                  '(p_lease[n], p_token[n], p_position[n]) IN (
+                        SELECT p_lease[n], p_token[n], p_position[n] UNION ALL')",
+        missed_by: &["protocol::checks::only_the_holder_concludes"],
+    },
+    Mutation {
+        rule: "a recheck loses nothing that it passes over",
+        sql: "SELECT pg_temp.rewrite('recheck', 'least(v_last, v_left)', 'v_now')",
+        missed_by: &[
+            "protocol::checks::a_recheck_is_left_for_a_while_to_workers_that_see_its_volume",
+        ],
+    },
+    Mutation {
         rule: "L6: a delta's number is drawn under the lock",
         sql: "SELECT pg_temp.rewrite('hand_in', 'PERFORM holdfast.lock_parent_shared(p_batch);',
                   $$PERFORM nextval('holdfast.delta_seq');
@@ -260,7 +324,8 @@ fn long_every_rule_of_the_functions_is_missed_by_its_tests() {
         for test in mutation.missed_by {
             let (passed, printed) = passes(test, &sql);
             // What cannot be mutated fails everything, and proves nothing.
-            assert!(!printed.contains("cannot mutate"), "{}: {printed}", mutation.rule);
+            let mutated = !printed.contains("cannot mutate") && !printed.contains("pg_temp");
+            assert!(mutated, "{}: {printed}", mutation.rule);
             eprintln!("{}: {test} {}", mutation.rule, if passed { "PASSES" } else { "fails" });
             if passed {
                 idle.push(format!("{}: {test}", mutation.rule));

@@ -3,12 +3,13 @@
 use std::cell::Cell;
 
 use futures::future::join_all;
-use holdfast::model::Hold;
-use holdfast::store::{Claim, HandInAnswer, RenewAnswer, Vouched, statements};
+use holdfast::model::{BatchId, Finding, Hold};
+use holdfast::store::{Claim, HandInAnswer, RenewAnswer, StageAnswer, Vouched, statements};
 use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Transaction};
 
 use crate::support::TestDb;
-use crate::support::fixture::{BatchSpec, Bed, TTL, succeeded};
+use crate::support::fixture::{BatchSpec, Bed, TTL, publish, succeeded};
 use crate::support::invariants::{assert_invariants, assert_no_deadlock};
 
 #[tokio::test]
@@ -163,5 +164,115 @@ async fn steps_under_locks_answer_ids_and_no_payload() {
             let fits = small.contains(column.type_()) || words.contains(&column.name());
             assert!(fits, "{name} answers {} as {}", column.name(), column.type_());
         }
+    }
+}
+
+/// Holds up whoever writes a row of this table for the first item, after it has locked its lease: by a
+/// row of the same key that is rolled back.
+async fn hold_up<'a>(other: &'a mut Client, table: &str, batch: BatchId) -> Transaction<'a> {
+    let (columns, values) = match table {
+        "staged_outcomes" => (
+            "staged_lease_id, staged_token, attempt, worker_id, ended_at, stop_reason",
+            "gen_random_uuid(), 1, 1, gen_random_uuid(), now(), ''",
+        ),
+        _ => (
+            "status, token, attempt, worker_id, finished_at, stop_reason",
+            "'failed', 1, 1, gen_random_uuid(), now(), ''",
+        ),
+    };
+    let transaction = other.transaction().await.unwrap();
+    let insert = format!(
+        "INSERT INTO holdfast.{table} (batch_id, position, {columns}) VALUES ($1, 0, {values})"
+    );
+    transaction.execute(&insert, &[&batch.uuid()]).await.unwrap();
+    transaction
+}
+
+#[tokio::test]
+async fn a_finish_behind_its_own_workers_delayed_stage_leaves_it_under_check() {
+    let bed = Bed::new().await;
+    let batch = bed.batch(2).await;
+    let holds = bed.claim(batch, 2).await;
+    let mut other = bed.db.client().await;
+    let delay = hold_up(&mut other, "staged_outcomes", batch).await;
+    let finish = async {
+        bed.until_waiting_for_locks(1).await;
+        bed.hand_in(&holds, &succeeded()).await
+    };
+    let release = async {
+        bed.until_waiting_for_locks(2).await;
+        delay.rollback().await.unwrap();
+    };
+
+    let (staged, finished, ()) = tokio::join!(bed.stage_one(&holds[0], None), finish, release);
+
+    assert_eq!(staged, StageAnswer::Staged);
+    assert_eq!(finished, [HandInAnswer::Lost, HandInAnswer::Applied], "its sibling ends");
+    let counts = bed.counts(batch).await;
+    assert_eq!((counts.checking, counts.executing, counts.succeeded), (1, 0, 1));
+    assert_invariants(&bed.sql, batch).await;
+    assert_eq!(bed.conclude(&holds[0], &publish(Finding::Holds)).await, HandInAnswer::Applied);
+    assert_invariants(&bed.sql, batch).await;
+}
+
+#[tokio::test]
+async fn a_conclusion_behind_its_own_workers_delayed_stage_publishes_it() {
+    let bed = Bed::new().await;
+    let batch = bed.batch(1).await;
+    let hold = bed.claim_one(batch).await;
+    let mut other = bed.db.client().await;
+    let delay = hold_up(&mut other, "staged_outcomes", batch).await;
+    let conclude = async {
+        bed.until_waiting_for_locks(1).await;
+        bed.conclude(&hold, &publish(Finding::Holds)).await
+    };
+    let release = async {
+        bed.until_waiting_for_locks(2).await;
+        delay.rollback().await.unwrap();
+    };
+
+    let (staged, concluded, ()) = tokio::join!(bed.stage_one(&hold, None), conclude, release);
+
+    assert_eq!((staged, concluded), (StageAnswer::Staged, HandInAnswer::Applied));
+    assert_eq!(bed.counts(batch).await.succeeded, 1);
+    assert_invariants(&bed.sql, batch).await;
+}
+
+#[tokio::test]
+async fn a_repeated_stage_behind_what_ends_its_item_stores_nothing() {
+    // A finish of an item whose first stage never arrived, and the conclusion of one that did.
+    for was_staged in [false, true] {
+        let bed = Bed::new().await;
+        let batch = bed.batch(2).await;
+        let holds = bed.claim(batch, 2).await;
+        if was_staged {
+            assert_eq!(bed.stage_one(&holds[0], None).await, StageAnswer::Staged);
+        }
+        let mut other = bed.db.client().await;
+        let delay = hold_up(&mut other, "outcomes", batch).await;
+        let end = async {
+            if was_staged {
+                bed.conclude(&holds[0], &publish(Finding::Holds)).await
+            } else {
+                bed.finish(&holds[0]).await
+            }
+        };
+        let repeat = async {
+            bed.until_waiting_for_locks(1).await;
+            bed.stage_one(&holds[0], None).await
+        };
+        let release = async {
+            bed.until_waiting_for_locks(2).await;
+            delay.rollback().await.unwrap();
+        };
+
+        let (ended, repeated, ()) = tokio::join!(end, repeat, release);
+
+        assert_eq!(ended, HandInAnswer::Applied);
+        let expected = if was_staged { StageAnswer::Moved } else { StageAnswer::Lost };
+        assert_eq!(repeated, expected);
+        let counts = bed.counts(batch).await;
+        assert_eq!((counts.checking, counts.executing, counts.succeeded), (0, 1, 1));
+        assert_invariants(&bed.sql, batch).await;
     }
 }
