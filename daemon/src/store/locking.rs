@@ -9,8 +9,8 @@
 //!   lease; leases are never split or merged. Single positions leave only by the holder's own
 //!   transactions; anyone else takes the whole row. Heartbeats write columns from parameters only.
 //!   A staged row belongs to a position in the lease it names, or names none and belongs to a waiting
-//!   row marked `recheck`; such a position counts as checking and nothing else, and is never executed
-//!   again.
+//!   row marked `recheck`; such a position counts as checking and nothing else, is never executed
+//!   again, and leaves only by a conclusion or with its whole lease.
 //!
 //! # Locks
 //!
@@ -59,7 +59,8 @@
 //! - **F4** The token decides safety; the expiry only decides when another may take the lease. It is
 //!   written and judged by the database clock; workers send durations. A reaper takes expired leases
 //!   only while the database clock and its own boot-time clock agreed for one whole lease on the
-//!   same server start and timeline. What says that the database was away since a lease was last
+//!   same server start and timeline, and looks once more just before: a step since the last heartbeat
+//!   costs nobody a lease. What says that the database was away since a lease was last
 //!   renewed (a server start, another epoch, a clock or timeline that changed, three workers and more
 //!   than half of those at work that fell silent together) decides who is charged, and delays
 //!   nothing.
