@@ -158,6 +158,11 @@ impl Servers {
         kill_process(Pid::from_raw(row.get(0)).unwrap(), Signal::KILL).ok();
     }
 
+    /// Whether the server comes with what makes a standby; the smallest distributions do not.
+    pub(crate) fn can_be_copied(&self) -> bool {
+        self.primary.programs().join("pg_basebackup").exists()
+    }
+
     /// Makes a standby of the primary, and waits until it follows.
     pub(crate) async fn attach_standby(&mut self) {
         let link = Proxy::before(&self.url()).await;
