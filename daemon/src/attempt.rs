@@ -19,13 +19,13 @@ use crate::finish::{Finished, Finisher};
 use crate::leases::{Leases, StopCause, StopSignal};
 use crate::model::criteria::normalize_json;
 use crate::model::{
-    AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, LogTail, PublishedResult,
-    QueueName, Reporter, Settlement, StopReason,
+    AttemptEnding, Disposition, History, Hold, ItemRef, LeaseId, LogTail, PreviousAttempt,
+    PublishedResult, QueueName, Reporter, Settlement, StopReason,
 };
 use crate::store::{Database, ItemInput};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{ExecutionOutcome, LostReason, RefundReason, RetryReason};
-use crate::telemetry::trace::{self, TraceContext};
+use crate::telemetry::trace::{self, Origins, TraceContext};
 
 /// The pause before a begin that was not answered is told again.
 const TELL_AGAIN: Duration = Duration::from_millis(500);
@@ -105,9 +105,14 @@ impl Attempts {
     /// Not cancel safe: a dropped attempt keeps its item until the lease lapses. Stop it through
     /// [`Leases`].
     pub async fn run(&self, batch: &BatchContext, claim: Option<TraceContext>, taken: Taken) {
+        let previous = taken.input.as_ref().and_then(|input| input.previous.as_ref());
+        let span = lease_span(batch, &taken.hold, claim.as_ref(), previous);
+        self.run_in(&span, batch, taken).instrument(span.clone()).await;
+    }
+
+    async fn run_in(&self, span: &tracing::Span, batch: &BatchContext, taken: Taken) {
         let Taken { hold, slot, input, alone } = taken;
         let _lapse = LapseOnPanic { leases: &self.leases, lease: hold.lease(), item: hold.item() };
-        let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
         let mut slot = Some(slot);
         let is_alone = alone.is_some();
@@ -126,13 +131,13 @@ impl Attempts {
                 if self.leases.begin(hold.lease(), hold.item().position())
                     && (!is_alone || self.tell_begun(&hold, &stop).await) =>
             {
-                Some(self.execute(batch, &span, &hold, input, criteria.clone(), &stop).await)
+                Some(self.execute(batch, span, &hold, input, criteria.clone(), &stop).await)
             }
             Some(_) | None => None,
         };
         let settlement = match (&ended, stop.cause()) {
             (_, Some(cause @ (StopCause::Cancelled | StopCause::Lost))) => {
-                self.drop_hold(batch, &span, &hold, cause, ended.is_some());
+                self.drop_hold(batch, span, &hold, cause, ended.is_some());
                 return;
             }
             (Some(execution), _) => self.settle(batch, &hold, execution),
@@ -142,7 +147,8 @@ impl Attempts {
             }
         };
         let is_checked = is_checked(&settlement, &criteria);
-        let finished = Finished { hold, settlement, queue: batch.queue.clone(), slot, span };
+        let (queue, span) = (batch.queue.clone(), span.clone());
+        let finished = Finished { hold, settlement, queue, slot, span };
         match ended {
             Some(execution) if is_checked => {
                 self.stage_and_check(batch, finished, execution, criteria, &stop).await;
@@ -184,7 +190,11 @@ impl Attempts {
             input_json: input.input_json,
             criteria,
             deadline: self.clock.wall() + batch.timeout,
-            traceparent: TraceContext::of(&process).map(|context| context.to_string()),
+            // Without an exporter here, the command goes on in the trace of the submit.
+            traceparent: TraceContext::of(&process)
+                .as_ref()
+                .or(batch.submitted.as_ref())
+                .map(ToString::to_string),
             reporter: self.reporter(hold),
         };
         self.metrics.execution_started(&batch.queue);
@@ -221,7 +231,7 @@ impl Attempts {
         };
         self.metrics.lease_lost(&batch.queue, reason);
         trace::lease_lost(span, reason);
-        span.in_scope(|| debug!(ran, ?cause, "an attempt ends without publishing"));
+        debug!(ran, ?cause, "an attempt ends without publishing");
         self.leases.leave(hold.lease(), hold.item().position());
     }
 
@@ -254,6 +264,26 @@ impl Attempts {
         }
         settlement
     }
+}
+
+/// The span of one hold, and what is known of the item so far.
+fn lease_span(
+    batch: &BatchContext,
+    hold: &Hold,
+    claim: Option<&TraceContext>,
+    previous: Option<&PreviousAttempt>,
+) -> tracing::Span {
+    let origins = Origins { submitted: batch.submitted.as_ref(), claim, previous };
+    let span = trace::lease_span(&batch.queue, hold, origins);
+    let before = previous.map(|previous| TraceContext::of_hold(hold.item(), previous.token));
+    span.in_scope(|| {
+        debug!(
+            previous_trace_id = before.map(|place| tracing::field::display(place.trace_id())),
+            previous_ending = previous.map(|previous| previous.ending.as_str()),
+            "an item is held"
+        );
+    });
+    span
 }
 
 /// Nobody would hand in the item of an attempt that panicked, and heartbeats would renew its lease
@@ -468,6 +498,7 @@ mod tests {
                 key: "k".into(),
                 input_json: "1".into(),
                 criteria_json: None,
+                previous: None,
             }),
             alone: None,
         };

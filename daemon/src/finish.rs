@@ -204,7 +204,10 @@ impl Shared {
                         queue.push(group);
                     } else {
                         // Nothing of it can be stored: its lease lapses, and the reaper judges.
-                        error!(item = %item.hold.item(), error = %refused, "an item cannot be handed in");
+                        item.settle.in_scope(|| {
+                            error!(error = %refused, "an item cannot be handed in");
+                        });
+                        trace::failed(&item.settle, "unstorable");
                         self.let_go(item, LostReason::Expired);
                     }
                 }
@@ -285,6 +288,7 @@ impl Shared {
                     if !answered.may_be_a_repeat {
                         self.leases.extend(lease, answered.asked_at);
                     }
+                    trace::settled(&item.settle, None);
                     if let Ending::Stage { done, .. } = item.ending {
                         to_check.push((done, item.hold));
                         continue;
@@ -352,9 +356,10 @@ impl Shared {
             }
         };
         self.metrics.fence_rejected(op, reason);
+        trace::settled(&item.settle, Some(reason));
         self.metrics.lease_lost(&item.queue, lost);
         trace::lease_lost(&item.span, lost);
-        item.span.in_scope(|| match reason {
+        item.settle.in_scope(|| match reason {
             FenceReason::Cancelled => debug!("the batch was cancelled; nothing was published"),
             FenceReason::Token | FenceReason::Expired | FenceReason::Epoch => {
                 warn!("the lease no longer holds the item; nothing was published");

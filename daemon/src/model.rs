@@ -19,7 +19,7 @@ mod worker;
 pub use batch::{BatchControl, Counts, VerdictCounts};
 pub use evidence::Evidence;
 pub use history::History;
-pub use hold::Hold;
+pub use hold::{Hold, PreviousAttempt};
 pub use ids::{Attempt, BatchId, FencingToken, ItemRef, LeaseId, Position, QueueName, WorkerId};
 pub use new_item::NewItem;
 pub use place::{ItemEvent, PLACES, Place, sources};

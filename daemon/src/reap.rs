@@ -16,7 +16,7 @@ use crate::store::{
 };
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition};
-use crate::telemetry::trace;
+use crate::telemetry::trace::{self, TraceContext};
 
 /// Rows of each kind that one step of clearing away or pruning touches.
 const CHUNK: i32 = 5_000;
@@ -184,8 +184,8 @@ impl Reaper {
         let work = self.database.batch_work(batch).await?;
         let queue = work.and_then(|work| work.queue.parse::<QueueName>().ok());
         if let Some(queue) = queue {
-            let span = trace::recover_span(&queue);
-            trace::item_count(&span, taken.len());
+            let ended: Vec<_> = taken.iter().map(|reaped| (reaped.item, reaped.token)).collect();
+            let span = trace::recover_span(&queue, &ended);
             span.in_scope(|| self.note(&queue, &taken));
             // Only a hint: without it the other workers find out by polling.
             drop(self.database.notify(&Event::Work(queue.to_string())).await);
@@ -195,7 +195,9 @@ impl Reaper {
     }
 
     fn note(&self, queue: &QueueName, taken: &[Reaped]) {
+        let traced = TraceContext::current().is_some();
         for reaped in taken {
+            let ended = TraceContext::of_hold(reaped.item, reaped.token);
             let disposition = match reaped.disposition {
                 ReapDisposition::Requeued => RecoveryDisposition::Requeued,
                 ReapDisposition::Failed => RecoveryDisposition::Failed,
@@ -205,7 +207,9 @@ impl Reaper {
             self.metrics.leases_recovered(queue, disposition, 1, reaped.late);
             warn!(
                 batch = %reaped.item.batch(), position = %reaped.item.position(),
-                lease = %reaped.lease, token = %reaped.token, disposition = disposition.as_str(),
+                lease = %reaped.lease, token = %reaped.token,
+                // That of the attempt that ended, of which nobody may say more.
+                trace_id = traced.then(|| tracing::field::display(ended.trace_id())), disposition = disposition.as_str(),
                 "took back an expired lease"
             );
         }

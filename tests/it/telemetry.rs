@@ -11,7 +11,7 @@ use holdfast::model::{
     BatchId, FencingToken, History, Hold, ItemRef, LeaseId, Position, QueueName, WorkerId,
 };
 use holdfast::telemetry::labels::{DbErrorClass, ExecutionOutcome, LostReason, ReleaseReason};
-use holdfast::telemetry::trace::{self, Settle, TraceContext};
+use holdfast::telemetry::trace::{self, Origins, Settle, TraceContext};
 use holdfast::telemetry::{LogFormat, LogSettings, TelemetryError, TelemetryGuard, TraceSettings};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -138,7 +138,9 @@ async fn a_lease_is_a_root_linked_to_its_submit_and_its_execution_is_its_child()
     let claim = trace::claim_span(&queue, WorkerId::generate());
     trace::item_count(&claim, 1);
     let claimed = TraceContext::of(&claim).unwrap();
-    let lease = trace::lease_span(&queue, &hold, Some(&submitted), Some(&claimed));
+    let origins =
+        Origins { submitted: Some(&submitted), claim: Some(&claimed), ..Origins::default() };
+    let lease = trace::lease_span(&queue, &hold, origins);
     let process = trace::process_span(&lease, &queue, Some(&submitted));
     let passed_on = process.in_scope(|| {
         tracing::info!("command started");
@@ -146,7 +148,7 @@ async fn a_lease_is_a_root_linked_to_its_submit_and_its_execution_is_its_child()
     });
     trace::execution_ended(&process, ExecutionOutcome::Failed);
     drop(process);
-    let settle = trace::settle_span(&lease, &queue, Settle::Fail);
+    let settle = trace::settle_span(&lease, &queue, Settle::Fail, "exit_status");
     drop(settle);
     trace::lease_released(&lease, ReleaseReason::Settled);
     drop((lease, claim));
@@ -234,7 +236,7 @@ async fn a_lease_of_a_sampled_submit_is_kept_at_any_ratio() {
 
     for (name, submitted) in [("kept", Some(&submitted)), ("dropped", None)] {
         let queue = queue(name);
-        let lease = trace::lease_span(&queue, &hold(), submitted, None);
+        let lease = trace::lease_span(&queue, &hold(), Origins { submitted, ..Origins::default() });
         drop(trace::process_span(&lease, &queue, submitted));
     }
     guard.shutdown().await;
@@ -251,7 +253,7 @@ async fn a_lost_lease_is_an_error_and_a_cancelled_one_is_not() {
     let (guard, installed, _) = exporting_to(address, 1.0);
 
     for (name, reason) in [("taken", LostReason::Expired), ("stopped", LostReason::Cancelled)] {
-        let lease = trace::lease_span(&queue(name), &hold(), None, None);
+        let lease = trace::lease_span(&queue(name), &hold(), Origins::default());
         trace::lease_lost(&lease, reason);
     }
     guard.shutdown().await;
@@ -279,7 +281,7 @@ async fn a_dead_collector_delays_neither_work_nor_shutdown() {
         let began = clock.now();
         // More than the queue of the exporter takes.
         for _ in 0..5_000 {
-            drop(trace::lease_span(&queue, &hold(), None, None));
+            drop(trace::lease_span(&queue, &hold(), Origins::default()));
         }
         let worked = clock.now();
         guard.shutdown().await;
@@ -299,7 +301,7 @@ async fn without_an_endpoint_there_is_no_context_to_pass_on() {
     let installed = tracing::subscriber::set_default(subscriber);
 
     let queue = queue("checksum");
-    let lease = trace::lease_span(&queue, &hold(), None, None);
+    let lease = trace::lease_span(&queue, &hold(), Origins::default());
     assert_eq!(TraceContext::of(&lease), None);
     trace::lease_released(&lease, ReleaseReason::Settled);
     guard.shutdown().await;

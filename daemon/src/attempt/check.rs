@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, warn};
 
-use super::{Attempts, BatchContext, LapseOnPanic};
+use super::{Attempts, BatchContext, LapseOnPanic, lease_span};
 use crate::capacity::{CheckSlots, PendingCheck, Slot};
 use crate::execute::Execution;
 use crate::finish::{Concluded, Finished, Staged};
@@ -67,6 +67,15 @@ enum Came {
     Checked(Option<Verdict>),
 }
 
+impl Came {
+    const fn verdict(&self) -> Option<&Verdict> {
+        match self {
+            Self::NotBegun => None,
+            Self::Checked(verdict) => verdict.as_ref(),
+        }
+    }
+}
+
 impl Attempts {
     /// Stages a success, checks it and concludes it.
     pub(super) async fn stage_and_check(
@@ -104,14 +113,19 @@ impl Attempts {
         claim: Option<TraceContext>,
         rechecked: Rechecked,
     ) {
+        let previous = rechecked.staged.as_ref().map(|staged| &staged.previous);
+        let span = lease_span(batch, &rechecked.hold, claim.as_ref(), previous);
+        self.recheck_in(&span, batch, rechecked).instrument(span.clone()).await;
+    }
+
+    async fn recheck_in(&self, span: &tracing::Span, batch: &BatchContext, rechecked: Rechecked) {
         let Rechecked { hold, slot, staged } = rechecked;
         let _lapse = LapseOnPanic { leases: &self.leases, lease: hold.lease(), item: hold.item() };
-        let span = trace::lease_span(&batch.queue, &hold, batch.submitted.as_ref(), claim.as_ref());
         let stop = self.leases.stop_signal(hold.lease(), hold.item().position());
         let pending = self.checks.slots.enter();
         let Some(staged) = staged else {
             let conclusion = Conclusion::Recheck(hold.history());
-            self.conclude(batch, hold, conclusion, span);
+            self.conclude(batch, hold, conclusion, span.clone());
             return;
         };
         let request = match (staged.criteria, staged.evidence) {
@@ -122,7 +136,7 @@ impl Attempts {
             // What proves something may be in the part that cannot be read.
             (_, _) => None,
         };
-        self.check(batch, hold, request, Some(slot), pending, span, &stop).await;
+        self.check(batch, hold, request, Some(slot), pending, span.clone(), &stop).await;
     }
 
     #[expect(clippy::too_many_arguments, reason = "two callers, each with all of it at hand")]
@@ -136,6 +150,8 @@ impl Attempts {
         span: tracing::Span,
         stop: &StopSignal,
     ) {
+        let criteria = request.as_ref().map_or(0, |request| request.criteria.len());
+        let check = trace::check_span(&span, &batch.queue, criteria);
         let asked_at = self.clock.now();
         let slot = if slot.is_some() {
             slot
@@ -149,8 +165,11 @@ impl Attempts {
         let begins = slot.filter(|_| self.leases.begin_check(hold.lease(), hold.item().position()));
         let came = match (begins, &batch.checker, request) {
             (Some(slot), Some(checker), Some(request)) => {
-                self.metrics.check_waited(self.clock.now().since(asked_at));
-                Came::Checked(self.ask(Arc::clone(checker), request, slot).await)
+                let waited = self.clock.now().since(asked_at);
+                self.metrics.check_waited(waited);
+                trace::check_begins(&check, waited);
+                let asked = self.ask(Arc::clone(checker), request, slot);
+                Came::Checked(asked.instrument(check.clone()).await)
             }
             (Some(_), Some(_), None) => {
                 self.metrics.check_failed(CheckErrorReason::Internal);
@@ -158,6 +177,7 @@ impl Attempts {
             }
             (Some(_), None, _) | (None, _, _) => Came::NotBegun,
         };
+        trace::check_ended(&check, came.verdict());
         if let Some(conclusion) = conclusion(came, stop.cause(), hold.history()) {
             self.conclude(batch, hold, conclusion, span);
         } else {
@@ -176,8 +196,10 @@ impl Attempts {
     ) -> Option<Verdict> {
         let began = self.clock.now();
         let item = request.item;
+        let span = tracing::Span::current();
         let checked = spawn_blocking(move || {
-            let verdict = checker.check(&request);
+            let verdict = span.in_scope(|| checker.check(&request));
+            drop(span);
             drop(slot);
             verdict
         });
@@ -205,11 +227,11 @@ impl Attempts {
         conclusion: Conclusion,
         span: tracing::Span,
     ) {
-        span.in_scope(|| match &conclusion {
+        match &conclusion {
             Conclusion::Publish(Some(verdict)) => debug!("{}", verdict.compact()),
             Conclusion::Publish(None) => debug!("there is no verdict"),
             Conclusion::Recheck(_) => debug!("the check is left to another worker"),
-        });
+        }
         self.finisher.conclude(Concluded { hold, conclusion, queue: batch.queue.clone(), span });
     }
 }

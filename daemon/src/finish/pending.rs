@@ -6,10 +6,11 @@ use tracing::Span;
 use crate::capacity::Slot;
 use crate::model::{
     AttemptEnding, Conclusion, Disposition, Evidence, Hold, LogTail, PublishedResult, QueueName,
-    Settlement, StopReason,
+    Settlement, StopReason, VerdictClass,
 };
 use crate::store::FlightError;
 use crate::telemetry::labels::FenceOp;
+use crate::telemetry::trace::{self, Settle};
 
 /// One item that came to an end, with what is freed when that is stored.
 pub struct Finished {
@@ -67,25 +68,68 @@ pub(super) enum Ending {
     Conclude(Conclusion),
 }
 
+impl Ending {
+    /// What it does with its item, and why, for its span.
+    fn settles(&self) -> (Settle, &'static str) {
+        match self {
+            Self::Finish(settlement) => {
+                let verb = match &settlement.disposition {
+                    Disposition::Succeed => Settle::Complete,
+                    Disposition::Fail => Settle::Fail,
+                    Disposition::Again { ending, .. } => match ending {
+                        AttemptEnding::Interrupted | AttemptEnding::Unstarted => Settle::Release,
+                        AttemptEnding::Error
+                        | AttemptEnding::TimedOut
+                        | AttemptEnding::Signal
+                        | AttemptEnding::Expired
+                        | AttemptEnding::NotAdmitted
+                        | AttemptEnding::Retried => Settle::Fail,
+                    },
+                };
+                (verb, settlement.stop_reason.as_str())
+            }
+            Self::Stage { settlement, .. } => (Settle::Complete, settlement.stop_reason.as_str()),
+            Self::Conclude(Conclusion::Publish(Some(verdict))) => {
+                (Settle::Verdict, verdict.class().as_str())
+            }
+            Self::Conclude(Conclusion::Publish(None)) => {
+                (Settle::Verdict, VerdictClass::None.as_str())
+            }
+            Self::Conclude(Conclusion::Recheck(_)) => (Settle::Release, "unchecked"),
+        }
+    }
+}
+
 pub(super) struct Pending {
     pub(super) hold: Hold,
     pub(super) ending: Ending,
     pub(super) queue: QueueName,
     pub(super) slot: Option<Slot>,
+    /// Its lease's span.
     pub(super) span: Span,
+    /// That of this hand-in.
+    pub(super) settle: Span,
+}
+
+impl Pending {
+    fn new(hold: Hold, ending: Ending, queue: QueueName, slot: Option<Slot>, span: Span) -> Self {
+        let (verb, reason) = ending.settles();
+        let settle = trace::settle_span(&span, &queue, verb, reason);
+        Self { hold, ending, queue, slot, span, settle }
+    }
 }
 
 impl From<Finished> for Pending {
     fn from(finished: Finished) -> Self {
         let Finished { hold, settlement, queue, slot, span } = finished;
-        Self { hold, ending: Ending::Finish(settlement), queue, slot, span }
+        Self::new(hold, Ending::Finish(settlement), queue, slot, span)
     }
 }
 
 impl From<Concluded> for Pending {
     fn from(concluded: Concluded) -> Self {
         let Concluded { hold, conclusion, queue, span } = concluded;
-        Self { hold, ending: Ending::Conclude(conclusion), queue, slot: None, span }
+        Self::new(hold, Ending::Conclude(conclusion), queue, None, span)
     }
 }
 
@@ -93,13 +137,13 @@ impl Staged {
     pub(super) fn pending(self, done: oneshot::Sender<Hold>) -> Pending {
         let Self { finished, evidence, workspace } = self;
         let Finished { hold, settlement, queue, slot, span } = finished;
-        Pending {
+        Pending::new(
             hold,
-            ending: Ending::Stage { settlement, evidence, workspace, done },
+            Ending::Stage { settlement, evidence, workspace, done },
             queue,
             slot,
             span,
-        }
+        )
     }
 }
 

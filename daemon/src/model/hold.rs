@@ -1,4 +1,16 @@
-use super::{Attempt, FencingToken, History, ItemRef, LeaseId};
+use super::{Attempt, FencingToken, History, ItemRef, LeaseId, WorkerId};
+
+/// What is known of the attempt of an item before the one that is held, for its trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreviousAttempt {
+    /// The token of the lease it ran under.
+    pub token: FencingToken,
+    /// How it ended: a word of [`AttemptEnding`](super::AttemptEnding), or `staged` where only its
+    /// check was lost.
+    pub ending: String,
+    /// The worker that ran it.
+    pub worker: WorkerId,
+}
 
 /// One item of a lease, as its worker has it: the right to publish one outcome, once.
 ///

@@ -13,8 +13,8 @@ use super::protocol::{ClaimAnswer, HandInAnswer, answer_of, hand_in_answer, hold
 use super::{Database, StoreError, statements};
 use crate::model::criteria::normalize_json;
 use crate::model::{
-    BatchId, Conclusion, Evidence, Hold, LeaseId, Position, Settlement, Verdict, VerdictClass,
-    WorkerId,
+    BatchId, Conclusion, Evidence, FencingToken, Hold, LeaseId, Position, PreviousAttempt,
+    Settlement, Verdict, VerdictClass, WorkerId,
 };
 
 /// One completed execution whose check comes next.
@@ -102,6 +102,8 @@ pub struct StagedItem {
     pub workspace: Option<String>,
     /// What was recorded of the attempt that was staged, oldest first; none when it cannot be read.
     pub evidence: Option<Vec<Evidence>>,
+    /// The attempt that was staged.
+    pub previous: PreviousAttempt,
 }
 
 impl Database {
@@ -247,6 +249,11 @@ fn staged_item(row: &Row) -> StagedItem {
         workspace: row.get(3),
         criteria: criteria.and_then(|json| normalize_json(json).ok().flatten()),
         evidence: records.into_iter().map(|json| serde_json::from_str(json).ok()).collect(),
+        previous: PreviousAttempt {
+            token: FencingToken::new(row.get(4)),
+            ending: "staged".to_owned(),
+            worker: WorkerId::from_uuid(row.get(5)),
+        },
     }
 }
 

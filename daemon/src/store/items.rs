@@ -9,8 +9,8 @@ use tracing::debug;
 
 use super::{Database, StoreError, statements};
 use crate::model::{
-    BatchId, FencingToken, History, Hold, ItemRef, ItemStatus, LeaseId, Position, Verdict,
-    VerdictClass, WorkerId,
+    BatchId, FencingToken, History, Hold, ItemRef, ItemStatus, LeaseId, Position, PreviousAttempt,
+    Verdict, VerdictClass, WorkerId,
 };
 
 /// What an execution needs of an item.
@@ -24,6 +24,8 @@ pub struct ItemInput {
     pub input_json: String,
     /// Its acceptance criteria, JSON text of a list; none where there are none.
     pub criteria_json: Option<String>,
+    /// The attempt before, if there was one.
+    pub previous: Option<PreviousAttempt>,
 }
 
 /// One item with its derived status, as shown.
@@ -174,6 +176,11 @@ impl Database {
                 key: row.get(1),
                 input_json: row.get(2),
                 criteria_json: row.get(3),
+                previous: row.get::<_, Option<i64>>(4).map(|token| PreviousAttempt {
+                    token: FencingToken::new(token),
+                    ending: row.get(5),
+                    worker: WorkerId::from_uuid(row.get(6)),
+                }),
             })
             .collect())
     }

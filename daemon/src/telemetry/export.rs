@@ -18,7 +18,7 @@ use opentelemetry_sdk::trace::{
 use tracing::Metadata;
 
 use super::TraceSettings;
-use super::trace::is_uneventful;
+use super::trace::{Ids, is_uneventful};
 
 /// How long one export may take, and how long shutting down waits for the last one.
 pub(super) const EXPORT_LIMIT: Duration = Duration::from_secs(3);
@@ -44,6 +44,7 @@ pub(super) fn provider(
         .with_span_processor(Eventful(
             BatchSpanProcessor::builder(Reporting::new(exporter)).build(),
         ))
+        .with_id_generator(Ids::default())
         .with_sampler(HeadSampler::new(settings.sample_ratio))
         .with_resource(resource)
         .build())

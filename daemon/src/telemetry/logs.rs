@@ -239,7 +239,8 @@ pub(super) mod tests {
     use crate::model::{
         BatchId, FencingToken, History, Hold, ItemRef, LeaseId, Position, QueueName,
     };
-    use crate::telemetry::{LogSettings, TraceSettings, subscriber, trace};
+    use crate::telemetry::trace::{self, Origins};
+    use crate::telemetry::{LogSettings, TraceSettings, subscriber};
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -292,7 +293,7 @@ pub(super) mod tests {
         let (queue, hold) = hold();
 
         let line = json_of(|| {
-            let lease = trace::lease_span(&queue, &hold, None, None);
+            let lease = trace::lease_span(&queue, &hold, Origins::default());
             let process = trace::process_span(&lease, &queue, None);
             process.in_scope(|| tracing::info!(pid = 42, "command started"));
         });
@@ -315,7 +316,7 @@ pub(super) mod tests {
         let (queue, hold) = hold();
 
         let lines = lines_of("warn", LogFormat::Json, || {
-            let lease = trace::lease_span(&queue, &hold, None, None);
+            let lease = trace::lease_span(&queue, &hold, Origins::default());
             lease.in_scope(|| {
                 tracing::info!("left out");
                 tracing::warn!("lease lost");
@@ -353,7 +354,7 @@ pub(super) mod tests {
         let (queue, hold) = hold();
 
         let line = json_of(|| {
-            trace::lease_span(&queue, &hold, None, None)
+            trace::lease_span(&queue, &hold, Origins::default())
                 .in_scope(|| tracing::warn!(token = "5", "refused"));
         });
 

@@ -129,8 +129,26 @@ pub const TOKEN: &str = "holdfast.lease.token";
 pub const LEASE_END: &str = "holdfast.lease.end_reason";
 /// The number of the attempt.
 pub const ATTEMPT: &str = "holdfast.attempt.number";
+/// How the attempt before ended, on the link to it.
+pub const ATTEMPT_ENDING: &str = "holdfast.attempt.ending";
 /// How the execution ended.
 pub const EXECUTION_OUTCOME: &str = "holdfast.execution.outcome";
+/// The file name of a command's program.
+pub const EXECUTABLE: &str = "process.executable.name";
+/// The exit status of a command.
+pub const EXIT_CODE: &str = "process.exit.code";
+/// The signal that ended a command.
+pub const EXIT_SIGNAL: &str = "holdfast.process.exit_signal";
+/// How many criteria a check is asked.
+pub const CHECK_CRITERIA: &str = "holdfast.check.criteria_count";
+/// How long it waited for its slot, in seconds.
+pub const CHECK_WAITED: &str = "holdfast.check.wait_s";
+/// Its verdict.
+pub const CHECK_VERDICT: &str = "holdfast.check.verdict";
+/// The place of a criterion in its list, from 0.
+pub const CRITERION_INDEX: &str = "holdfast.check.criterion_index";
+/// Why an item was handed in so, or why the fence refused it.
+pub const SETTLE_REASON: &str = "holdfast.settle.reason";
 /// Trace of the submit, for backends that cannot search by link.
 pub const SUBMIT_TRACE: &str = "holdfast.submit.trace_id";
 /// The verb of a control command.
@@ -151,7 +169,7 @@ pub fn in_logs(field: &str) -> Option<&str> {
         WORKER => Some("worker"),
         CONTROL_VERB => Some("verb"),
         other
-            if ["otel.", "messaging.", "holdfast.", "error."]
+            if ["otel.", "messaging.", "holdfast.", "error.", "process."]
                 .iter()
                 .any(|p| other.starts_with(p)) =>
         {

@@ -3,18 +3,43 @@
 //! A `lease` span is a root. The submit may be hours older and one batch fans out to thousands of
 //! items, so it is joined to the submit by a link, not as its child. Without an exporter the spans
 //! still give log lines their ids.
+//!
+//! A span is exported when it ends, so a worker that is killed exports none of what it held. The
+//! ids of a `lease` span follow from its item and token ([`TraceContext::of_hold`]): whoever takes
+//! the item back, and whoever holds it next, names them without having been told.
 
 mod context;
+mod ids;
+
+use std::time::Duration;
 
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry::{Context, KeyValue};
 use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-pub use self::context::TraceContext;
-use super::labels::{ExecutionOutcome, LostReason, ReleaseReason};
+pub use self::context::{InvalidTraceparent, TraceContext};
+pub(super) use self::ids::Ids;
+use super::labels::{ExecutionOutcome, FenceReason, LostReason, ReleaseReason};
 use super::names;
-use crate::model::{BatchId, Hold, QueueName, WorkerId};
+use crate::model::{
+    BatchId, FencingToken, Finding, Hold, ItemRef, PreviousAttempt, QueueName, Verdict,
+    VerdictClass, WorkerId,
+};
+
+/// Links of one span at most; what is beyond it is counted only.
+const LINKS: usize = 32;
+
+/// What a `lease` span is linked to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origins<'a> {
+    /// The batch's stored creation context.
+    pub submitted: Option<&'a TraceContext>,
+    /// The claim that granted it.
+    pub claim: Option<&'a TraceContext>,
+    /// The attempt of the item before this one.
+    pub previous: Option<&'a PreviousAttempt>,
+}
 
 macro_rules! span {
     ($(parent: $parent:expr,)? $name:literal, $kind:literal, $display:expr, $($fields:tt)*) => {
@@ -32,15 +57,11 @@ macro_rules! span {
     };
 }
 
-/// The span of one item's lease, from its grant to its end: the root of the attempt's trace.
-/// `submitted` is the batch's stored creation context, `claim` that of the claim.
+/// The span of one item's lease, from its grant to its end: the root of the attempt's trace. It has
+/// begun when this returns, with the ids of [`TraceContext::of_hold`].
 #[must_use]
-pub fn lease_span(
-    queue: &QueueName,
-    hold: &Hold,
-    submitted: Option<&TraceContext>,
-    claim: Option<&TraceContext>,
-) -> Span {
+pub fn lease_span(queue: &QueueName, hold: &Hold, origins: Origins<'_>) -> Span {
+    let Origins { submitted, claim, previous } = origins;
     let item = hold.item();
     let span = span!(
         parent: None, "lease", "internal", format_args!("lease {queue}"),
@@ -57,6 +78,17 @@ pub fn lease_span(
     for context in submitted.into_iter().chain(claim) {
         link(&span, context);
     }
+    if let Some(previous) = previous {
+        // Its holder may be dead: what is known of its end is said here.
+        let known = vec![
+            KeyValue::new(names::TOKEN, previous.token.to_string()),
+            KeyValue::new(names::ATTEMPT_ENDING, previous.ending.clone()),
+            KeyValue::new(names::WORKER, previous.worker.to_string()),
+        ];
+        let context = TraceContext::of_hold(item, previous.token);
+        span.add_link_with_attributes(context.span_context().clone(), known);
+    }
+    ids::begin_with(&TraceContext::of_hold(item, hold.token()), &span);
     span
 }
 
@@ -73,6 +105,59 @@ pub fn process_span(lease: &Span, queue: &QueueName, submitted: Option<&TraceCon
         link(&span, context);
     }
     span
+}
+
+/// The span of one command, a child of the execution's span this code runs in. `program` is the
+/// name of its file, without folder or arguments.
+#[must_use]
+pub fn exec_span(program: &str) -> Span {
+    span!(
+        "exec",
+        "internal",
+        format_args!("exec {program}"),
+        { names::EXECUTABLE } = program,
+        { names::EXIT_CODE } = tracing::field::Empty,
+        { names::EXIT_SIGNAL } = tracing::field::Empty,
+    )
+}
+
+/// The command ended: with a status, or by a signal.
+pub fn exec_ended(exec: &Span, status: Option<i32>, signal: Option<i32>) {
+    exec.record(names::EXIT_CODE, status);
+    exec.record(names::EXIT_SIGNAL, signal);
+    if status != Some(0) {
+        failed(exec, if signal.is_some() { "signal" } else { "exit_code" });
+    }
+    end_now(exec);
+}
+
+/// The span of one check, from its wish for a slot to its end; a child of its lease's span.
+#[must_use]
+pub fn check_span(lease: &Span, queue: &QueueName, criteria: usize) -> Span {
+    span!(
+        parent: lease, "check", "internal", format_args!("check {queue}"),
+        { names::QUEUE } = queue.as_str(),
+        { names::CHECK_CRITERIA } = criteria,
+        { names::CHECK_WAITED } = tracing::field::Empty,
+        { names::CHECK_VERDICT } = tracing::field::Empty,
+    )
+}
+
+/// The check has its slot, after this wait.
+pub fn check_begins(check: &Span, waited: Duration) {
+    check.record(names::CHECK_WAITED, waited.as_secs_f64());
+}
+
+/// The check ended, or was given up. Of a criterion that is not met the span tells the place in the
+/// list; its text may be confidential.
+pub fn check_ended(check: &Span, verdict: Option<&Verdict>) {
+    check.record(names::CHECK_VERDICT, VerdictClass::of(verdict).as_str());
+    let leaves = verdict.into_iter().flat_map(|verdict| (0_i64..).zip(verdict.leaves()));
+    for (index, _) in leaves.filter(|(_, leaf)| leaf.finding() == Finding::DoesNotHold) {
+        let place = vec![KeyValue::new(names::CRITERION_INDEX, index)];
+        check.add_event("holdfast.check.criterion_failed", place);
+    }
+    end_now(check);
 }
 
 /// The span of one claim call. Say what it granted with [`item_count`], or that it went wrong with
@@ -97,6 +182,8 @@ pub enum Settle {
     Fail,
     /// Gives the item back.
     Release,
+    /// Publishes a success after its check.
+    Verdict,
 }
 
 impl Settle {
@@ -107,29 +194,47 @@ impl Settle {
             Self::Complete => "complete",
             Self::Fail => "fail",
             Self::Release => "release",
+            Self::Verdict => "verdict",
         }
     }
 }
 
 /// The span of handing one item in, from the wish to the answer; a child of its lease's span.
+/// `reason` is from a closed set.
 #[must_use]
-pub fn settle_span(lease: &Span, queue: &QueueName, settle: Settle) -> Span {
+pub fn settle_span(lease: &Span, queue: &QueueName, settle: Settle, reason: &'static str) -> Span {
     span!(
         parent: lease, "settle", "client", format_args!("{} {queue}", settle.as_str()),
         { names::OPERATION } = "settle",
         { names::QUEUE } = queue.as_str(),
+        { names::SETTLE_REASON } = reason,
     )
 }
 
-/// The span of taking expired leases of one queue back. Link it to what was stored with each of
-/// them; when nothing was taken back it is [`uneventful`].
+/// The hand-in was answered; `refused` says why the fence did not let it pass. A cancel is no error.
+pub fn settled(settle: &Span, refused: Option<FenceReason>) {
+    if let Some(reason) = refused {
+        let why = vec![KeyValue::new(names::SETTLE_REASON, reason.as_str())];
+        settle.add_event("fence_rejected", why);
+        if reason != FenceReason::Cancelled {
+            failed(settle, "fence_rejected");
+        }
+    }
+    end_now(settle);
+}
+
+/// The span of taking expired leases of one queue back, linked to those that ended with them.
 #[must_use]
-pub fn recover_span(queue: &QueueName) -> Span {
-    span!(
+pub fn recover_span(queue: &QueueName, taken: &[(ItemRef, FencingToken)]) -> Span {
+    let span = span!(
         parent: None, "recover", "internal", format_args!("recover {queue}"),
         { names::QUEUE } = queue.as_str(),
-        { names::ITEM_COUNT } = tracing::field::Empty,
-    )
+        { names::ITEM_COUNT } = taken.len(),
+    );
+    for &(item, token) in taken.iter().take(LINKS) {
+        link(&span, &TraceContext::of_hold(item, token));
+    }
+    span
 }
 
 /// The span of a control command (`pause`, `resume`, `cancel`, `retry`), continuing the trace of
@@ -166,7 +271,7 @@ pub fn link(span: &Span, to: &TraceContext) {
     span.add_link(to.span_context().clone());
 }
 
-/// A claim granted, a sweep recovered or a submit stored this many items.
+/// A claim granted or a submit stored this many items.
 pub fn item_count(span: &Span, items: usize) {
     span.record(names::ITEM_COUNT, items);
 }

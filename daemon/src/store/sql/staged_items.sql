@@ -5,7 +5,7 @@
 SELECT i.position, i.acceptance_criteria::text,
        ARRAY(SELECT e.record::text FROM holdfast.evidence e
               WHERE e.batch_id = $1 AND e.position = s.position AND e.lease_id = s.staged_lease_id
-              ORDER BY e.seq), s.workspace
+              ORDER BY e.seq), s.workspace, s.staged_token, s.worker_id
   FROM unnest($2::integer[]) u(position)
  CROSS JOIN LATERAL (SELECT * FROM holdfast.items x
                       WHERE x.batch_id = $1 AND x.position = u.position OFFSET 0) i

@@ -2,8 +2,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use sha2::{Digest, Sha256};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use crate::model::{FencingToken, ItemRef};
 
 /// A place in a trace, as it travels: the `traceparent` of W3C Trace Context, version 00.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,22 @@ impl TraceContext {
     #[must_use]
     pub fn current() -> Option<Self> {
         Self::of(&Span::current())
+    }
+
+    /// The place of the `lease` span of one hold, which is the same everywhere and at any time. Not
+    /// sampled, because that is not known here.
+    #[must_use]
+    pub fn of_hold(item: ItemRef, token: FencingToken) -> Self {
+        let digest = Sha256::new()
+            .chain_update(item.batch().uuid().as_bytes())
+            .chain_update(item.position().get().to_be_bytes())
+            .chain_update(token.get().to_be_bytes())
+            .finalize();
+        let (trace, rest) = digest.split_first_chunk().expect("a digest has 32 bytes");
+        let span = rest.first_chunk().expect("of which 16 are left");
+        let state = TraceState::NONE;
+        let (trace, span) = (TraceId::from_bytes(*trace), SpanId::from_bytes(*span));
+        Self(SpanContext::new(trace, span, TraceFlags::default(), true, state))
     }
 
     /// The trace.
@@ -80,6 +99,7 @@ impl fmt::Display for TraceContext {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{BatchId, Position};
 
     const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -88,6 +108,20 @@ mod tests {
         for text in [VALID, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"] {
             assert_eq!(text.parse::<TraceContext>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn each_hold_has_a_place_of_its_own_that_can_be_found_again() {
+        let batch = BatchId::from_uuid("0190d0a4-7c1e-7000-8000-000000000001".parse().unwrap());
+        let place = |position, token| {
+            let item = ItemRef::new(batch, Position::new(position));
+            TraceContext::of_hold(item, FencingToken::new(token)).to_string()
+        };
+
+        // Workers of all versions must agree on it.
+        assert_eq!(place(3, 77), "00-4f7afb3afe9c048753df6799ec509823-3af7606736fc1ddd-00");
+        assert_ne!(place(3, 78), place(3, 77));
+        assert_ne!(place(4, 77), place(3, 77));
     }
 
     #[test]
