@@ -113,11 +113,5 @@ fn measure(arguments: &Arguments) -> Result<Report> {
 /// Spans cost what they cost in a worker without a collector; only warnings are printed.
 fn as_in_a_worker() -> Result<telemetry::TelemetryGuard> {
     let logs = LogSettings { level: "warn".into(), format: LogFormat::Text };
-    let traces = TraceSettings {
-        otlp_endpoint: None,
-        sample_ratio: 1.0,
-        service_name: "holdfast-bench".into(),
-        instance_id: "bench".into(),
-    };
-    Ok(telemetry::init(&logs, &traces)?)
+    Ok(telemetry::init(&logs, &TraceSettings::none())?)
 }

@@ -29,7 +29,7 @@ pub use report::{Report, ReportEntry, check_report};
 pub use secret::{DatabaseUrl, EndpointUrl};
 pub use sections::{
     BatchDefaults, Claim, Database, Drain, Finish, Health, Lease, Limits, Log, LogFormat, Reap,
-    Retry, Telemetry, Worker,
+    Retry, Sampler, Telemetry, Worker,
 };
 
 use crate::model::QueueName;

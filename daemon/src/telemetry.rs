@@ -10,11 +10,13 @@ pub mod names;
 pub mod trace;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::ExporterBuildError;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use prometheus::IntCounter;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, ParseError, Targets, filter_fn};
@@ -37,17 +39,46 @@ pub struct LogSettings {
 }
 
 /// Where spans go, and which.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct TraceSettings {
     /// URL of an OTLP collector that speaks gRPC; none exports nothing. Credentials do not belong
     /// here but into `OTEL_EXPORTER_OTLP_HEADERS`.
     pub otlp_endpoint: Option<String>,
-    /// Share of traces kept, 0 to 1, unless they are linked to a trace that was kept.
+    /// Share of traces kept, 0 to 1.
     pub sample_ratio: f64,
+    /// Whether a trace is kept, whatever that share, when it is linked to one that was, or begins
+    /// below one.
+    pub sample_linked: bool,
     /// `service.name` of the spans, such as `holdfast-worker`.
     pub service_name: String,
     /// `service.instance.id` of the spans: new at every process start.
     pub instance_id: String,
+    /// How long the end waits for the last spans to be delivered.
+    pub flush: Duration,
+    /// Counts the spans that were not.
+    pub dropped: IntCounter,
+}
+
+impl TraceSettings {
+    /// Spans that go nowhere.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            otlp_endpoint: None,
+            sample_ratio: 0.0,
+            sample_linked: false,
+            service_name: String::new(),
+            instance_id: String::new(),
+            flush: Duration::ZERO,
+            dropped: uncounted(),
+        }
+    }
+}
+
+/// Counts dropped spans in a process that has no metrics.
+#[must_use]
+pub fn uncounted() -> IntCounter {
+    IntCounter::new(names::TELEMETRY_DROPPED, "spans").expect("a valid name")
 }
 
 /// Why telemetry could not be set up. All of them are faults of the configuration.
@@ -84,26 +115,34 @@ pub enum TelemetryError {
 /// Ends the export of spans. Without [`shutdown`](Self::shutdown) the last of them are lost.
 #[derive(Debug)]
 #[must_use = "the last spans are delivered by its `shutdown`"]
-pub struct TelemetryGuard(Option<SdkTracerProvider>);
+pub struct TelemetryGuard(Option<Export>);
+
+#[derive(Debug)]
+struct Export {
+    provider: SdkTracerProvider,
+    queue: Arc<export::Queue>,
+    flush: Duration,
+}
 
 impl TelemetryGuard {
-    /// Delivers the spans still queued, for at most three seconds and a half; what a slow or dead
-    /// collector has not taken by then is lost.
+    /// Delivers the spans still queued, for at most [`TraceSettings::flush`] and half a second; what
+    /// a slow or dead collector has not taken by then is lost.
     ///
     /// # Cancel safety
     /// Safe: the delivery goes on without a waiter, and ends with the process.
     pub async fn shutdown(self) {
-        let Self(Some(provider)) = self else { return };
+        let Self(Some(Export { provider, queue, flush })) = self else { return };
         let (done, delivered) = tokio::sync::oneshot::channel();
         // It blocks. A thread of the runtime would make the runtime's end wait for it.
         let thread = std::thread::Builder::new().name("telemetry-flush".into()).spawn(move || {
-            let _ = done.send(provider.shutdown_with_timeout(export::EXPORT_LIMIT));
+            let _ = done.send(provider.shutdown_with_timeout(flush));
         });
-        let limit = export::EXPORT_LIMIT + Duration::from_millis(500);
+        let limit = flush + Duration::from_millis(500);
         let in_time = thread.is_ok()
             && matches!(tokio::time::timeout(limit, delivered).await, Ok(Ok(Ok(()))));
-        if !in_time {
-            tracing::warn!("the last spans may not have reached the collector");
+        let left = queue.give_up();
+        if !in_time || left > 0 {
+            tracing::warn!(spans = left, "the last spans may not have reached the collector");
         }
     }
 }
@@ -132,14 +171,14 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = log_filter(&logs.level)?;
-    let provider = traces
+    let export = traces
         .otlp_endpoint
         .as_deref()
-        .map(|endpoint| span_provider(endpoint, traces))
+        .map(|endpoint| span_export(endpoint, traces))
         .transpose()?;
-    let spans = provider.as_ref().map(|provider| {
+    let spans = export.as_ref().map(|export| {
         tracing_opentelemetry::layer()
-            .with_tracer(provider.tracer(names::SCOPE))
+            .with_tracer(export.provider.tracer(names::SCOPE))
             .with_location(false)
             .with_threads(false)
             .with_tracked_inactivity(false)
@@ -154,19 +193,19 @@ where
         .with_writer(writer)
         .with_filter(filter.and(filter_fn(|event| !export::is_repetition(event))));
     let subscriber = Registry::default().with(spans).with(dispatch).with(lines);
-    Ok((subscriber, TelemetryGuard(provider)))
+    Ok((subscriber, TelemetryGuard(export)))
 }
 
-fn span_provider(
-    endpoint: &str,
-    settings: &TraceSettings,
-) -> Result<SdkTracerProvider, TelemetryError> {
+fn span_export(endpoint: &str, settings: &TraceSettings) -> Result<Export, TelemetryError> {
     let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
     // The user name and password of a URL would end up in messages of the exporter.
     if host.is_none_or(|host| host.is_empty() || host.contains('@')) {
         return Err(TelemetryError::Endpoint);
     }
-    export::provider(endpoint, settings).map_err(|source| TelemetryError::Exporter { source })
+    let queue = Arc::new(export::Queue::new(settings.dropped.clone()));
+    let provider = export::provider(endpoint, settings, &queue)
+        .map_err(|source| TelemetryError::Exporter { source })?;
+    Ok(Export { provider, queue, flush: settings.flush })
 }
 
 /// The filter of log lines. Our spans pass at any level: a warning inside a lease needs its ids.

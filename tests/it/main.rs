@@ -18,5 +18,6 @@ mod pgbouncer;
 mod protocol;
 mod support;
 mod telemetry;
+mod traces;
 mod workers;
 mod workspace;

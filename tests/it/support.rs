@@ -3,6 +3,8 @@
 // By path: a bench that includes this file by its path would look for the module elsewhere.
 #[path = "support/cluster.rs"]
 mod cluster;
+#[path = "support/collector.rs"]
+pub(crate) mod collector;
 #[path = "support/fixture.rs"]
 pub(crate) mod fixture;
 #[path = "support/fleet.rs"]

@@ -1,6 +1,5 @@
 //! Spans as a collector receives them.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -13,80 +12,18 @@ use holdfast::model::{
 use holdfast::telemetry::labels::{DbErrorClass, ExecutionOutcome, LostReason, ReleaseReason};
 use holdfast::telemetry::trace::{self, Origins, Settle, TraceContext};
 use holdfast::telemetry::{LogFormat, LogSettings, TelemetryError, TelemetryGuard, TraceSettings};
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
-    TraceService, TraceServiceServer,
-};
-use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
-};
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::Status as SpanStatus;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span, Status as SpanStatus};
 use tokio::net::TcpListener;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
 use tracing::subscriber::DefaultGuard;
+
+use crate::support::collector::{Collector, hex, texts};
 
 const SUBMITTED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 fn queue(name: &str) -> QueueName {
     name.parse().unwrap()
-}
-
-#[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<ResourceSpans>>>);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().unwrap().extend(request.into_inner().resource_spans);
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-impl Collector {
-    /// Starts a collector; the server ends with the runtime of the test.
-    async fn start() -> (Self, SocketAddr, tokio::task::JoinSet<()>) {
-        let collector = Self::default();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = TraceServiceServer::new(collector.clone());
-        let mut server = tokio::task::JoinSet::new();
-        server.spawn(async move {
-            let incoming = TcpIncoming::from(listener);
-            Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
-        });
-        (collector, address, server)
-    }
-
-    fn spans(&self) -> HashMap<String, Span> {
-        let received = self.0.lock().unwrap();
-        let spans = received.iter().flat_map(|r| &r.scope_spans).flat_map(|s| &s.spans);
-        spans.map(|span| (span.name.clone(), span.clone())).collect()
-    }
-
-    fn resource(&self) -> HashMap<String, String> {
-        let received = self.0.lock().unwrap();
-        texts(&received[0].resource.as_ref().unwrap().attributes)
-    }
-}
-
-fn texts(attributes: &[KeyValue]) -> HashMap<String, String> {
-    let text = |value: &Option<AnyValue>| match value.as_ref().and_then(|v| v.value.clone()) {
-        Some(Value::StringValue(text)) => text,
-        other => format!("{other:?}"),
-    };
-    attributes.iter().map(|a| (a.key.clone(), text(&a.value))).collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 #[derive(Clone, Default)]
@@ -118,8 +55,11 @@ fn trace_settings(endpoint: &str, sample_ratio: f64) -> TraceSettings {
     TraceSettings {
         otlp_endpoint: Some(endpoint.to_owned()),
         sample_ratio,
+        sample_linked: true,
         service_name: "holdfast-worker".to_owned(),
         instance_id: "incarnation-1".to_owned(),
+        flush: Duration::from_secs(3),
+        ..TraceSettings::none()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::config::{Settings, Sources};
 use crate::model::BatchId;
 use crate::store::{BatchRow, Database, migrate};
 use crate::supervise::database_options;
+use crate::telemetry::trace::TraceContext;
 
 /// The settings from all layers, with the flags that every command takes.
 pub(super) fn load_settings(global: &Global) -> Result<Settings, CliError> {
@@ -44,6 +45,12 @@ pub(super) fn block_on<T>(
     // A read that its file system never answers ends with the process.
     runtime.shutdown_timeout(Duration::from_secs(2));
     done
+}
+
+/// The place of this command in the trace of whoever calls it: as a flag says, else as `TRACEPARENT`
+/// does. What that holds is not ours; where it is no place, there is none.
+pub(super) fn caller(flag: Option<&TraceContext>) -> Option<TraceContext> {
+    flag.cloned().or_else(|| std::env::var("TRACEPARENT").ok()?.parse().ok())
 }
 
 /// The database of a client command, its schema checked.

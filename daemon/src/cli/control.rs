@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use tracing::Instrument;
 
 use super::Global;
-use super::context::{Owner, actor, block_on, connect, load_settings, unknown_batch};
+use super::context::{Owner, actor, block_on, caller, connect, load_settings, unknown_batch};
 use super::exit::{CliError, Exit};
 use super::output::{print_error, print_json, print_line};
+use super::worker::client_telemetry;
 use crate::model::BatchId;
 use crate::store::{ControlAnswer, ControlVerb, Database, Event, FlightError};
+use crate::telemetry::trace;
 
 /// End batches now: nothing of them is published any more, what runs is stopped.
 ///
@@ -80,19 +83,37 @@ fn run(global: &Global, arguments: &Batches, verb: ControlVerb) -> Result<Exit, 
     let settings = load_settings(global)?;
     block_on(async {
         let database = connect(&settings).await?;
-        let mut exit = Exit::Done;
-        for batch in &arguments.batches {
-            match control(&database, *batch, arguments.owner.name(), verb).await {
-                Ok(answer) => print_answer(*batch, verb, answer, global.json)?,
-                Err(error) if error.exit() == Exit::Unreachable => return Err(error),
-                Err(error) => {
-                    print_error(&error, global.json);
-                    exit = if exit == Exit::Done { error.exit() } else { exit };
+        let telemetry = client_telemetry(&settings)?;
+        let controlled = control_all(&database, arguments, verb, global.json).await;
+        telemetry.shutdown().await;
+        controlled
+    })
+}
+
+async fn control_all(
+    database: &Database,
+    arguments: &Batches,
+    verb: ControlVerb,
+    json: bool,
+) -> Result<Exit, CliError> {
+    let caller = caller(None);
+    let mut exit = Exit::Done;
+    for batch in &arguments.batches {
+        let span = trace::control_span(verb.as_str(), *batch, caller.as_ref());
+        let controlled = control(database, *batch, arguments.owner.name(), verb);
+        match controlled.instrument(span.clone()).await {
+            Ok(answer) => print_answer(*batch, verb, answer, json)?,
+            Err(error) => {
+                trace::failed(&span, "refused");
+                if error.exit() == Exit::Unreachable {
+                    return Err(error);
                 }
+                print_error(&error, json);
+                exit = if exit == Exit::Done { error.exit() } else { exit };
             }
         }
-        Ok(exit)
-    })
+    }
+    Ok(exit)
 }
 
 /// What a control that was not refused came to.

@@ -2,15 +2,18 @@
 
 use clap::Args;
 use serde_json::json;
+use tracing::Instrument;
 
 use super::Global;
-use super::context::{OneBatch, actor, block_on, connect, load_settings, unknown_batch};
+use super::context::{OneBatch, actor, block_on, caller, connect, load_settings, unknown_batch};
 use super::control::persist;
 use super::exit::{CliError, Exit};
 use super::items::position_of;
 use super::output::{count, print_json, print_line, progress_bar, remark};
+use super::worker::client_telemetry;
 use crate::model::Position;
 use crate::store::{BatchRow, Database, Event, RetryAnswer};
+use crate::telemetry::trace;
 
 /// Items that get new attempts in one transaction, so that claims of the batch are not held up.
 const CHUNK: i32 = 1_000;
@@ -49,7 +52,17 @@ pub(super) fn run(global: &Global, arguments: &RetryArguments) -> Result<Exit, C
             Some(positions(&database, &batch, &arguments.keys).await?)
         };
         let owner = arguments.batch.owner.name();
-        let moved = retry(&database, &batch, owner, named.as_deref(), global.json).await?;
+        let telemetry = client_telemetry(&settings)?;
+        let span = trace::control_span("retry", batch.id, caller(None).as_ref());
+        let retried = retry(&database, &batch, owner, named.as_deref(), global.json);
+        let retried = retried.instrument(span.clone()).await;
+        match &retried {
+            Ok(moved) => trace::item_count(&span, usize::try_from(*moved).unwrap_or_default()),
+            Err(_) => trace::failed(&span, "refused"),
+        }
+        drop(span);
+        telemetry.shutdown().await;
+        let moved = retried?;
         if moved > 0 {
             // Only a hint: without it the workers find the items when they look next.
             drop(database.notify(&Event::Work(batch.queue.clone())).await);

@@ -11,7 +11,7 @@ use tokio::sync::watch::channel;
 use tokio::task::{JoinError, JoinSet};
 
 use super::Global;
-use super::context::{block_on, connect, sources};
+use super::context::{block_on, caller, connect, sources};
 use super::dev::{private_workspaces, start_server};
 use super::exit::{CliError, Exit, Status};
 use super::output::remark;
@@ -182,11 +182,13 @@ async fn all(
     migrate::up(settings.database_url()?.expose(), None).await?;
     let database = connect(settings).await?;
     let admitted = read(submission, input, settings, json).await?;
-    let batch = store(admitted, &database, json).await?.batch();
+    let metrics = metrics();
+    let telemetry = init_telemetry(settings, &seat.worker.to_string(), metrics.spans_dropped())?;
+    let caller = caller(None);
+    let batch = store(admitted, &database, caller.as_ref(), json).await?.batch();
 
     let keeper = keeper(settings, seat.link)?;
-    let worker = worker(settings, &database, &keeper, seat.worker)?;
-    let telemetry = init_telemetry(settings, &worker.id().to_string())?;
+    let worker = worker(settings, &database, &keeper, metrics, seat.worker)?;
     let (stop, stopped) = channel(StopRequest::Run);
     let mut working = JoinSet::new();
     working.spawn(worker.run(stopped));
@@ -239,21 +241,27 @@ fn could_go_on(
     Ok(())
 }
 
+fn metrics() -> Arc<Metrics> {
+    let queue = QUEUE.parse().expect("the queue of `holdfast run` has a valid name");
+    let build = BuildInfo::current(migrate::OLDEST, migrate::newest());
+    Arc::new(Metrics::new([queue], &build))
+}
+
 fn worker(
     settings: &Arc<Settings>,
     database: &Database,
     keeper: &Arc<Keeper>,
+    metrics: Arc<Metrics>,
     id: WorkerId,
 ) -> Result<Worker, CliError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let queue: QueueName = QUEUE.parse().expect("the queue of `holdfast run` has a valid name");
-    let build = BuildInfo::current(migrate::OLDEST, migrate::newest());
     let limits = HealthLimits::for_lease(settings.lease.ttl);
     Ok(Worker::new(WorkerParts {
         settings: Arc::clone(settings),
         database: database.clone(),
         clock: Arc::clone(&clock),
-        metrics: Arc::new(Metrics::new([queue.clone()], &build)),
+        metrics,
         health: Arc::new(HealthState::new(Arc::clone(&clock), limits)),
         executors: Arc::new(executors(settings, &clock, keeper)?),
         workspaces: workspaces(settings)?,

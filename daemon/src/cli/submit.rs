@@ -12,14 +12,16 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::Global;
-use super::context::{block_on, connect, load_settings};
+use super::context::{block_on, caller, connect, load_settings};
 use super::exit::{CliError, Exit};
 use super::output::{count, print_json, print_line, progress_bar, remark};
 use super::watch;
+use super::worker::client_telemetry;
 use crate::config::Settings;
 use crate::model::QueueName;
 use crate::store::{Database, Stored};
 use crate::submit::{Admitted, Form, NewBatch, Problem, Submission, SubmitError};
+use crate::telemetry::trace::TraceContext;
 
 /// Submit a batch: all of its items, or nothing.
 #[derive(Args, Debug)]
@@ -84,6 +86,9 @@ pub(super) struct SubmitArguments {
     /// Follow the batch to its end.
     #[arg(long)]
     watch: bool,
+    /// The span this submit belongs to (W3C trace context); without it the variable TRACEPARENT.
+    #[arg(long, value_name = "TRACEPARENT")]
+    traceparent: Option<TraceContext>,
 }
 
 fn parse_time(text: &str) -> Result<OffsetDateTime, String> {
@@ -149,8 +154,16 @@ async fn submit(
         print_valid(&arguments.queue, items, json)?;
         return Ok(Exit::Done);
     };
-    let stored = store(admitted, &database, json).await?;
-    print_stored(&arguments.queue, items, stored, json)?;
+    let telemetry = client_telemetry(&settings)?;
+    let caller = caller(arguments.traceparent.as_ref());
+    let stored = store(admitted, &database, caller.as_ref(), json).await;
+    let printed = match &stored {
+        Ok(stored) => print_stored(&arguments.queue, items, *stored, json),
+        Err(_) => Ok(()),
+    };
+    telemetry.shutdown().await;
+    let stored = stored?;
+    printed?;
     if arguments.watch {
         return watch::follow(&database, stored.batch(), None, json).await;
     }
@@ -186,6 +199,7 @@ pub(super) async fn read(
 pub(super) async fn store(
     admitted: Admitted,
     database: &Database,
+    caller: Option<&TraceContext>,
     json: bool,
 ) -> Result<Stored, CliError> {
     let items = u64::from(admitted.record().item_count.unsigned_abs());
@@ -194,7 +208,7 @@ pub(super) async fn store(
         Some(items),
         "storing [{bar:40}] {human_pos}/{human_len} items, {eta} left",
     );
-    let stored = admitted.store(database, None, |sent| bar.set_position(sent)).await;
+    let stored = admitted.store(database, caller, |sent| bar.set_position(sent)).await;
     bar.finish_and_clear();
     Ok(stored?)
 }

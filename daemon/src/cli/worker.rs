@@ -1,8 +1,10 @@
 //! `holdfast worker`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
+use prometheus::IntCounter;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -59,6 +61,10 @@ pub(super) struct WorkerArguments {
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 }
+
+/// How long a worker that ends waits for its last spans to be delivered, and how long a command.
+const WORKER_FLUSH: Duration = Duration::from_secs(3);
+const CLIENT_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn run(global: &Global, arguments: WorkerArguments) -> Result<Status, CliError> {
     let settings = Arc::new(settings(global, arguments)?);
@@ -149,7 +155,7 @@ pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, C
         id,
         trust_watch: Some(trust_watch(&keeper)),
     });
-    let telemetry = init_telemetry(&settings, &worker.id().to_string())?;
+    let telemetry = init_telemetry(&settings, &worker.id().to_string(), metrics.spans_dropped())?;
     let signals = StopSignals::take()
         .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;
     migrate::check(&database).await?;
@@ -212,9 +218,7 @@ pub(super) fn executors(
 
 /// Sets up the logs of a guard; its worker has traces of its own.
 fn init_logs(settings: &Settings) -> Result<telemetry::TelemetryGuard, CliError> {
-    let mut settings = settings.clone();
-    settings.telemetry.otlp_endpoint = None;
-    init_telemetry(&settings, "guard")
+    start_telemetry(&log_settings(settings), &TraceSettings::none())
 }
 
 /// Where the items of this process have their files.
@@ -231,22 +235,55 @@ pub(super) fn workspaces(settings: &Settings) -> Result<Arc<dyn Workspaces>, Cli
 pub(super) fn init_telemetry(
     settings: &Settings,
     instance: &str,
+    dropped: IntCounter,
 ) -> Result<telemetry::TelemetryGuard, CliError> {
-    let logs = LogSettings {
+    let traces = TraceSettings {
+        service_name: settings.telemetry.service_name.clone(),
+        instance_id: instance.to_owned(),
+        flush: WORKER_FLUSH,
+        dropped,
+        ..trace_settings(settings)
+    };
+    start_telemetry(&log_settings(settings), &traces)
+}
+
+/// Sends the spans of a client command, which logs nothing, where a worker's spans go.
+pub(super) fn client_telemetry(settings: &Settings) -> Result<telemetry::TelemetryGuard, CliError> {
+    let logs = LogSettings { level: "off".to_owned(), format: telemetry::LogFormat::Text };
+    let traces = TraceSettings {
+        service_name: "holdfast".to_owned(),
+        instance_id: std::process::id().to_string(),
+        flush: CLIENT_FLUSH,
+        ..trace_settings(settings)
+    };
+    start_telemetry(&logs, &traces)
+}
+
+fn trace_settings(settings: &Settings) -> TraceSettings {
+    let configured = &settings.telemetry;
+    TraceSettings {
+        otlp_endpoint: configured.otlp_endpoint.as_ref().map(|url| url.expose().to_owned()),
+        sample_ratio: configured.sampler.ratio(configured.sample_ratio),
+        sample_linked: configured.sampler.follows(),
+        ..TraceSettings::none()
+    }
+}
+
+fn log_settings(settings: &Settings) -> LogSettings {
+    LogSettings {
         level: settings.log.level.clone(),
         format: match settings.log.format {
             LogFormat::Text => telemetry::LogFormat::Text,
             LogFormat::Json => telemetry::LogFormat::Json,
         },
-    };
-    let endpoint = settings.telemetry.otlp_endpoint.as_ref();
-    let traces = TraceSettings {
-        otlp_endpoint: endpoint.map(|url| url.expose().to_owned()),
-        sample_ratio: settings.telemetry.sample_ratio,
-        service_name: settings.telemetry.service_name.clone(),
-        instance_id: instance.to_owned(),
-    };
-    telemetry::init(&logs, &traces)
+    }
+}
+
+fn start_telemetry(
+    logs: &LogSettings,
+    traces: &TraceSettings,
+) -> Result<telemetry::TelemetryGuard, CliError> {
+    telemetry::init(logs, traces)
         .map_err(|error| CliError::new(Exit::Configuration, format!("telemetry: {error}")))
 }
 

@@ -1,7 +1,7 @@
 //! The layers of a configuration: defaults, a file, the environment, flags; later ones win.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 
@@ -66,8 +66,9 @@ impl Sources {
         self
     }
 
-    /// Adds environment variables: those that begin with `HOLDFAST__`, and `HOLDFAST_CONFIG` where
-    /// it is not empty and no file was named yet. All others are left alone.
+    /// Adds environment variables: those that begin with `HOLDFAST__`, those of OpenTelemetry that
+    /// stand for a setting here, and `HOLDFAST_CONFIG` where it is not empty and no file was named
+    /// yet. All others are left alone.
     #[must_use]
     pub fn with_variables<K: Into<OsString>, V: Into<OsString>>(
         mut self,
@@ -76,14 +77,16 @@ impl Sources {
         for (name, value) in variables {
             // A name that is not UTF-8 is none of ours.
             let (Ok(name), value) = (name.into().into_string(), value.into()) else { continue };
-            if name.starts_with(PREFIX) {
+            if name.starts_with(PREFIX) || standard(&name, &value).is_some() {
                 self.variables.push((name, value));
             } else if name == FILE_VARIABLE && !value.is_empty() && !self.names_a_file() {
                 let named_by = Some(format!("environment variable {name}"));
                 self.file = Some(File { path: value.into(), named_by });
             }
         }
-        self.variables.sort();
+        // Ours come last and win; of the standard ones the more special has the later name.
+        self.variables
+            .sort_by(|(a, _), (b, _)| (a.starts_with(PREFIX), a).cmp(&(b.starts_with(PREFIX), b)));
         self
     }
 
@@ -229,7 +232,10 @@ impl Layer {
             what: "the value is not UTF-8".into(),
             origins: vec![origin.clone()],
         })?;
-        let path = variable_path(name);
+        let (path, value) = match standard(name, value.as_ref()) {
+            Some((key, value)) => (key.split('.').map(str::to_owned).collect(), value.to_owned()),
+            None => (variable_path(name), value),
+        };
         let parsed = value.parse().expect("figment takes what it cannot parse for a text");
         let layer = Self::single(&path, parsed, &origin);
         Ok(Self { text: Some((path, value)), ..layer })
@@ -245,6 +251,24 @@ impl Layer {
         let nested =
             below.iter().rev().fold(value, |value, key| Dict::from([(key.clone(), value)]).into());
         Self { values: Dict::from([(first.clone(), nested)]), origins, text: None }
+    }
+}
+
+/// The setting that a variable of the OpenTelemetry specification stands for, and its value; an empty
+/// one counts as not set.
+fn standard<'v>(name: &str, value: &'v OsStr) -> Option<(&'static str, &'v str)> {
+    const ENDPOINT: &str = "telemetry.otlp_endpoint";
+    let value = value.to_str().filter(|value| !value.is_empty())?;
+    match name {
+        "OTEL_EXPORTER_OTLP_ENDPOINT" | "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => {
+            Some((ENDPOINT, value))
+        }
+        "OTEL_SDK_DISABLED" if value.eq_ignore_ascii_case("true") => Some((ENDPOINT, "")),
+        "OTEL_TRACES_EXPORTER" if value == "none" => Some((ENDPOINT, "")),
+        "OTEL_SERVICE_NAME" => Some(("telemetry.service_name", value)),
+        "OTEL_TRACES_SAMPLER" => Some(("telemetry.sampler", value)),
+        "OTEL_TRACES_SAMPLER_ARG" => Some(("telemetry.sample_ratio", value)),
+        _ => None,
     }
 }
 

@@ -309,11 +309,76 @@ pub struct Telemetry {
     /// OTLP collector for traces (gRPC); none sends nothing. Key: `telemetry.otlp_endpoint`.
     #[serde(with = "units::optional")]
     pub otlp_endpoint: Option<EndpointUrl>,
-    /// Share of the batches that are traced. 0 to 1, default 1. Key: `telemetry.sample_ratio`.
+    /// Which traces are kept. Default `parentbased_traceidratio`. Key: `telemetry.sampler`.
+    #[serde(deserialize_with = "units::word")]
+    pub sampler: Sampler,
+    /// Share of traces that the samplers by ratio keep. 0 to 1, default 1.
+    /// Key: `telemetry.sample_ratio`.
     pub sample_ratio: f64,
     /// This service's name. 1 to 128 characters, default `holdfast-worker`.
     /// Key: `telemetry.service_name`.
     pub service_name: String,
+}
+
+/// Which traces are kept, by the names of `OpenTelemetry`. What a trace is linked to counts as its
+/// parent here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampler {
+    /// All.
+    AlwaysOn,
+    /// None.
+    AlwaysOff,
+    /// A share of them.
+    Traceidratio,
+    /// All: the parent's, and those without one.
+    ParentbasedAlwaysOn,
+    /// Those whose parent is kept.
+    ParentbasedAlwaysOff,
+    /// Those whose parent is kept, and a share of the others.
+    ParentbasedTraceidratio,
+}
+
+impl Sampler {
+    /// The share of traces that is kept for their own sake.
+    #[must_use]
+    pub const fn ratio(self, configured: f64) -> f64 {
+        match self {
+            Self::AlwaysOn | Self::ParentbasedAlwaysOn => 1.0,
+            Self::AlwaysOff | Self::ParentbasedAlwaysOff => 0.0,
+            Self::Traceidratio | Self::ParentbasedTraceidratio => configured,
+        }
+    }
+
+    /// Whether a trace is kept when what it is linked to is.
+    #[must_use]
+    pub const fn follows(self) -> bool {
+        match self {
+            Self::AlwaysOn | Self::AlwaysOff | Self::Traceidratio => false,
+            Self::ParentbasedAlwaysOn
+            | Self::ParentbasedAlwaysOff
+            | Self::ParentbasedTraceidratio => true,
+        }
+    }
+}
+
+impl FromStr for Sampler {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "always_on" => Ok(Self::AlwaysOn),
+            "always_off" => Ok(Self::AlwaysOff),
+            "traceidratio" => Ok(Self::Traceidratio),
+            "parentbased_always_on" => Ok(Self::ParentbasedAlwaysOn),
+            "parentbased_always_off" => Ok(Self::ParentbasedAlwaysOff),
+            "parentbased_traceidratio" => Ok(Self::ParentbasedTraceidratio),
+            _ => Err(format!(
+                "{text:?} is not one of always_on, always_off, traceidratio, \
+                 parentbased_always_on, parentbased_always_off, parentbased_traceidratio"
+            )),
+        }
+    }
 }
 
 /// Section `[health]`.

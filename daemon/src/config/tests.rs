@@ -253,6 +253,55 @@ fn later_layers_win_and_the_report_names_them() {
 }
 
 #[test]
+fn standard_variables_stand_above_the_file_and_below_our_own() {
+    let file = "[telemetry]\notlp_endpoint = 'http://file:4317'\nsample_ratio = 0.5\n";
+    let standard = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
+        ("OTEL_TRACES_SAMPLER_ARG", ""),
+        ("OTEL_SERVICE_NAME", "nightly"),
+        ("OTEL_SDK_DISABLED", "false"),
+        ("OTEL_PROPAGATORS", "none of ours"),
+    ];
+
+    let telemetry = load(file, &standard).unwrap().telemetry;
+
+    let endpoint = telemetry.otlp_endpoint.unwrap();
+    assert_eq!(endpoint.expose(), "http://traces:4317");
+    assert_eq!(telemetry.sampler, Sampler::ParentbasedAlwaysOff);
+    assert_eq!((telemetry.sample_ratio, telemetry.service_name.as_str()), (0.5, "nightly"));
+
+    let ours = [("HOLDFAST__TELEMETRY__OTLP_ENDPOINT", "http://ours:4317")];
+    let telemetry = load(file, &[ours.as_slice(), &standard].concat()).unwrap().telemetry;
+    assert_eq!(telemetry.otlp_endpoint.unwrap().expose(), "http://ours:4317");
+
+    for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+        let telemetry = load(file, &[standard.as_slice(), &[off]].concat()).unwrap().telemetry;
+        assert_eq!(telemetry.otlp_endpoint, None, "{off:?}");
+    }
+}
+
+#[test]
+fn a_sampler_keeps_the_share_and_follows_the_links_that_its_name_says() {
+    for (name, share, follows) in [
+        ("always_on", 1.0, false),
+        ("always_off", 0.0, false),
+        ("traceidratio", 0.25, false),
+        ("parentbased_always_on", 1.0, true),
+        ("parentbased_always_off", 0.0, true),
+        ("parentbased_traceidratio", 0.25, true),
+    ] {
+        let telemetry = load("", &[("OTEL_TRACES_SAMPLER", name)]).unwrap().telemetry;
+        let sampler = telemetry.sampler;
+        assert_eq!((sampler.ratio(0.25), sampler.follows()), (share, follows), "{name}");
+        assert_eq!(serde_json::to_value(sampler).unwrap(), name);
+    }
+    let refused = load("", &[("OTEL_TRACES_SAMPLER", "jaeger_remote")]).unwrap_err();
+    assert!(refused.to_string().contains("OTEL_TRACES_SAMPLER"), "{refused}");
+}
+
+#[test]
 fn a_named_file_must_exist() {
     let missing = PathBuf::from("/nonexistent/holdfast.toml");
     for (sources, named_by) in [

@@ -24,6 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use self::environment::Environment;
 use self::outcome::Obstacle;
@@ -31,11 +32,12 @@ use self::process::{Ended, Limits};
 use self::record::{Ran, evidence};
 use self::scratch::Scratch;
 use self::template::{Template, Values};
-use super::spawner::{SpawnRequest, Spawner};
+use super::spawner::{Exit, SpawnRequest, Spawner};
 use super::{Execution, Executor, Job};
 use crate::check::needs_workspace;
 use crate::clock::Clock;
 use crate::model::evidence::command_text;
+use crate::telemetry::trace;
 use crate::workspace::{Gate, Holder, Refusal, WorkspaceId};
 
 /// How a queue runs its commands.
@@ -216,7 +218,13 @@ impl CommandExecutor {
                 .expect("new() refuses directories with NUL, and the system gives none"),
             pipe_stdin: self.template.leaves_input_to_stdin(),
         };
-        let spawned = self.spawner.spawn(request).await.map_err(Obstacle::Spawn)?;
+        let program = Path::new(&self.spec.argv[0]).file_name().unwrap_or_default();
+        let exec = trace::exec_span(&program.to_string_lossy());
+        let spawned = self.spawner.spawn(request).instrument(exec.clone()).await;
+        let spawned = spawned.map_err(|failed| {
+            trace::failed(&exec, "not_started");
+            Obstacle::Spawn(failed)
+        })?;
         let limits = Limits {
             deadline,
             kill_grace: self.spec.kill_grace,
@@ -224,8 +232,15 @@ impl CommandExecutor {
             log_bytes: self.spec.log_bytes,
             record: ran.is_some(),
         };
-        let ended =
-            process::run(spawned, input.as_bytes(), &limits, stop, self.clock.as_ref()).await;
+        let ended = process::run(spawned, input.as_bytes(), &limits, stop, self.clock.as_ref())
+            .instrument(exec.clone())
+            .await;
+        match ended.exit {
+            Ok(Exit::Status(status)) => trace::exec_ended(&exec, Some(status), None),
+            Ok(Exit::Signal(signal)) => trace::exec_ended(&exec, None, Some(signal)),
+            Ok(Exit::Fenced) => trace::failed(&exec, "fenced"),
+            Err(_) => trace::failed(&exec, "exit_unknown"),
+        }
         Ok(Done { ended, ran, workspace: holder.map(Holder::id) })
     }
 }

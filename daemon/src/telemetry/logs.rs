@@ -263,13 +263,8 @@ pub(super) mod tests {
         let sink = Sink::default();
         let writer = sink.clone();
         let logs = LogSettings { level: level.to_owned(), format };
-        let traces = TraceSettings {
-            otlp_endpoint: None,
-            sample_ratio: 1.0,
-            service_name: "test".to_owned(),
-            instance_id: "test".to_owned(),
-        };
-        let (subscriber, _guard) = subscriber(&logs, &traces, move || writer.clone()).unwrap();
+        let (subscriber, _guard) =
+            subscriber(&logs, &TraceSettings::none(), move || writer.clone()).unwrap();
         tracing::subscriber::with_default(subscriber, work);
         let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
         text.lines().map(str::to_owned).collect()
@@ -309,6 +304,28 @@ pub(super) mod tests {
         assert_eq!(line["attempt"], 1);
         let members: Vec<&String> = line.as_object().unwrap().keys().collect();
         assert!(members.iter().all(|name| !name.contains('.')), "{members:?}");
+    }
+
+    #[test]
+    fn a_text_line_carries_them_too() {
+        let (queue, hold) = hold();
+
+        let lines = lines_of("info", LogFormat::Text, || {
+            let lease = trace::lease_span(&queue, &hold, Origins::default());
+            trace::check_span(&lease, &queue, 2).in_scope(|| tracing::info!("checking"));
+        });
+
+        let (batch, lease) = (hold.item().batch(), hold.lease());
+        for id in [
+            format!(" batch={batch}"),
+            format!(" lease={lease}"),
+            " position=7".to_owned(),
+            " token=9007199254740993".to_owned(),
+            " queue=checksum".to_owned(),
+        ] {
+            assert!(lines[0].contains(&id), "{id}: {lines:?}");
+        }
+        assert!(!lines[0].contains("wait_s") && !lines[0].contains("criteria"), "{lines:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus::{IntGaugeVec, Registry, TextEncoder};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use time::OffsetDateTime;
 
 use self::families::Families;
@@ -90,6 +90,7 @@ pub struct Metrics {
     execution: Execution,
     checks: Checks,
     database: Database,
+    telemetry_dropped: IntCounterVec,
     worker_state: IntGaugeVec,
 }
 
@@ -120,6 +121,11 @@ impl Metrics {
             execution: Execution::declare(&f, queue),
             checks: Checks::declare(&f, queue),
             database: Database::declare(&f),
+            telemetry_dropped: f.counters(
+                names::TELEMETRY_DROPPED,
+                "Telemetry thrown away: the queue to the collector was full, or it took none.",
+                &[("signal", &[SPANS])],
+            ),
             worker_state: f.gauges(
                 names::WORKER_STATE,
                 "1 for the state this worker is in.",
@@ -173,6 +179,12 @@ impl Metrics {
     pub fn renewal_statement(&self, timing: RenewalTiming) {
         self.leases.renewal_lateness.observe(timing.lateness.as_secs_f64());
         self.leases.renewal_duration.observe(timing.took.as_secs_f64());
+    }
+
+    /// Counts the spans that no collector got.
+    #[must_use]
+    pub fn spans_dropped(&self) -> IntCounter {
+        self.telemetry_dropped.with_label_values(&[SPANS])
     }
 
     /// The worker stopped its own work.
@@ -361,6 +373,9 @@ impl Metrics {
 }
 
 /// The states a scrape can meet: every one but `exited`.
+/// The one kind of telemetry that can be thrown away: logs and metrics wait for nobody.
+const SPANS: &str = "spans";
+
 const WORKER_STATES: [&str; 7] = [
     WorkerState::Starting.as_str(),
     WorkerState::Running.as_str(),

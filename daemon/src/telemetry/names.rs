@@ -87,6 +87,9 @@ pub const FINISH_GROUP_ITEMS: &str = "holdfast_finish_group_items";
 /// Length of a finish transaction.
 pub const FINISH_DURATION: &str = "holdfast_finish_duration_seconds";
 
+/// Spans that no collector got.
+pub const TELEMETRY_DROPPED: &str = "holdfast_telemetry_dropped_total";
+
 /// The worker's state.
 pub const WORKER_STATE: &str = "holdfast_worker_state";
 /// The program that runs.

@@ -121,13 +121,10 @@ pub fn exec_span(program: &str) -> Span {
     )
 }
 
-/// The command ended: with a status, or by a signal.
+/// The command ended: with a status, or by a signal. What that means is said of its execution.
 pub fn exec_ended(exec: &Span, status: Option<i32>, signal: Option<i32>) {
     exec.record(names::EXIT_CODE, status);
     exec.record(names::EXIT_SIGNAL, signal);
-    if status != Some(0) {
-        failed(exec, if signal.is_some() { "signal" } else { "exit_code" });
-    }
     end_now(exec);
 }
 
@@ -245,6 +242,7 @@ pub fn control_span(verb: &'static str, batch: BatchId, caller: Option<&TraceCon
         "control", "client", format_args!("control {verb}"),
         { names::CONTROL_VERB } = verb,
         { names::BATCH } = %batch,
+        { names::ITEM_COUNT } = tracing::field::Empty,
     );
     continue_trace(&span, caller);
     span
@@ -271,7 +269,7 @@ pub fn link(span: &Span, to: &TraceContext) {
     span.add_link(to.span_context().clone());
 }
 
-/// A claim granted or a submit stored this many items.
+/// A claim granted, a submit stored or a retry moved this many items.
 pub fn item_count(span: &Span, items: usize) {
     span.record(names::ITEM_COUNT, items);
 }
