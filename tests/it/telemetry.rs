@@ -228,8 +228,9 @@ async fn a_dead_collector_delays_neither_work_nor_shutdown() {
         let ended = clock.now();
         drop(installed);
 
-        assert!(worked.since(began) < Duration::from_secs(3), "{:?}", worked.since(began));
-        assert!(ended.since(worked) < Duration::from_millis(3_800), "{:?}", ended.since(worked));
+        // Would it wait for room, each of six exports would cost three seconds.
+        assert!(worked.since(began) < Duration::from_secs(15), "{:?}", worked.since(began));
+        assert!(ended.since(worked) < Duration::from_secs(6), "{:?}", ended.since(worked));
     }
 }
 

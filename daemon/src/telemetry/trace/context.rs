@@ -35,6 +35,7 @@ impl TraceContext {
 
     /// The place of the `lease` span of one hold, which is the same everywhere and at any time. Not
     /// sampled, because that is not known here.
+    #[expect(clippy::missing_panics_doc, reason = "ruled out by what is given")]
     #[must_use]
     pub fn of_hold(item: ItemRef, token: FencingToken) -> Self {
         let digest = Sha256::new()
