@@ -4,14 +4,17 @@ mod check;
 mod config;
 mod context;
 mod control;
+mod ctl;
 mod dev;
 mod doctor;
 mod exit;
 mod export;
+mod find;
 mod items;
 mod leases;
 mod migrate;
 mod output;
+mod prune;
 mod recover;
 mod retry;
 mod run;
@@ -99,6 +102,8 @@ enum Command {
     Retry(retry::RetryArguments),
     Workers(workers::WorkersArguments),
     Leases(leases::LeasesArguments),
+    Ctl(ctl::CtlArguments),
+    Prune(prune::PruneArguments),
     Doctor(doctor::DoctorArguments),
     Recover(recover::RecoverArguments),
     Check(check::CheckArguments),
@@ -169,6 +174,8 @@ fn run(arguments: Arguments) -> Result<Status, CliError> {
         Command::Retry(arguments) => retry::run(global, &arguments),
         Command::Workers(arguments) => workers::run(global, &arguments),
         Command::Leases(arguments) => leases::run(global, &arguments),
+        Command::Ctl(arguments) => ctl::run(global, &arguments),
+        Command::Prune(arguments) => prune::run(global, &arguments),
         Command::Doctor(arguments) => doctor::run(global, &arguments),
         Command::Recover(arguments) => recover::run(global, &arguments),
         Command::Check(arguments) => check::run(global, &arguments),

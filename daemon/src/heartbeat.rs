@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use time::OffsetDateTime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -18,7 +18,7 @@ use self::agreement::Agreement;
 use crate::clock::{BootInstant, Clock};
 use crate::health::HealthState;
 use crate::leases::{Known, Leases, StopCause};
-use crate::model::{BatchId, LeaseId, WorkerId};
+use crate::model::{Asked, BatchId, LeaseId, WorkerId};
 use crate::store::{Database, FlightError, LeaseState, RenewAnswer, Renewal, ServerReading};
 use crate::telemetry::Metrics;
 use crate::telemetry::labels::{FenceOp, FenceReason, LostReason, RenewalOutcome, SelfFenceReason};
@@ -57,6 +57,10 @@ pub struct Heartbeat {
     answered: Notify,
     /// Whether this worker's row was there and open at the last answer.
     listed: AtomicBool,
+    /// What an operator asked of this worker, by the last answer.
+    asked: watch::Sender<Option<Asked>>,
+    /// Notified when the next beat shall not wait for its time.
+    soon: Notify,
     lost_claims: Mutex<Vec<LostClaim>>,
     /// Leases whose rows hold more than is known of them here, by the last answer.
     forgetful: Mutex<Vec<Known>>,
@@ -91,6 +95,8 @@ impl Heartbeat {
             recovered,
             answered: Notify::new(),
             listed: AtomicBool::new(true),
+            asked: watch::Sender::new(None),
+            soon: Notify::new(),
             lost_claims: Mutex::default(),
             forgetful: Mutex::default(),
             agreement: Mutex::new(Agreement::new(ttl)),
@@ -124,6 +130,17 @@ impl Heartbeat {
         self.agreement().disturbed_at()
     }
 
+    /// What an operator asks of this worker, by the last answer.
+    #[must_use]
+    pub fn asked(&self) -> watch::Receiver<Option<Asked>> {
+        self.asked.subscribe()
+    }
+
+    /// Beats now and not at its time: something is to be read or told.
+    pub fn beat_soon(&self) {
+        self.soon.notify_one();
+    }
+
     /// Notes a claim whose answer never came.
     pub fn claim_was_lost(&self, batch: BatchId, lease: LeaseId) {
         self.lost_claims().push(LostClaim { batch, lease, confirmed: 0 });
@@ -137,7 +154,10 @@ impl Heartbeat {
                 self.beat(planned).await;
                 let pause = (self.ttl / 3).mul_f64(rand::rng().random_range(0.9..1.0));
                 planned = self.clock.now() + pause;
-                crate::clock::sleep_until(&*self.clock, planned).await;
+                tokio::select! {
+                    () = crate::clock::sleep_until(&*self.clock, planned) => {}
+                    () = self.soon.notified() => planned = self.clock.now(),
+                }
             }
         };
         tokio::select! {
@@ -239,6 +259,7 @@ impl Heartbeat {
             self.lease_answered(asked_at, lease.lease, lease.answer);
         }
         self.listed.store(renewal.known, Ordering::Relaxed);
+        self.asked.send_if_modified(|asked| std::mem::replace(asked, renewal.asked) != *asked);
         self.answered.notify_one();
     }
 

@@ -31,4 +31,4 @@ pub use settlement::{
 pub use status::ItemStatus;
 pub use stop_reason::StopReason;
 pub use verdict::{Family, Finding, Leaf, Verdict, VerdictClass};
-pub use worker::WorkerState;
+pub use worker::{Asked, WorkerState};

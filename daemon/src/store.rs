@@ -15,11 +15,14 @@ pub mod locking;
 pub mod migrate;
 mod notify;
 mod protocol;
+mod prune;
 mod recovery;
 mod release;
+mod revoke;
 pub mod statements;
 mod submission;
 mod sweeps;
+mod switch;
 mod workers;
 
 pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
@@ -31,14 +34,17 @@ pub use doctor::{Fact, Look, ToVerify};
 pub use error::StoreError;
 pub use flight::FlightError;
 pub use items::{AttemptRow, ExportPage, ExportRange, ExportRow, ItemInput, ItemRow};
-pub use leases::LeaseRow;
+pub use leases::{LeaseFilter, LeaseRow};
 pub use notify::{Event, Listener};
 pub use protocol::{
     Claim, ClaimAnswer, ClaimRequest, ControlAnswer, ControlVerb, HandIn, HandInAnswer, LeaseState,
     ReapDisposition, ReapPolicy, Reaped, RenewAnswer, Renewal, Reports, RetryAnswer, Vouched,
 };
+pub use prune::{Cleared, Old, Prunable, PrunePlan};
 pub use recovery::{Raised, RecoveryPlan};
 pub use release::DeadLease;
+pub use revoke::{Revocation, RevokeAnswer};
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use sweeps::{BeforeReap, ServerReading};
+pub use switch::{ClaimsSwitch, SwitchChange};
 pub use workers::WorkerRow;

@@ -4,6 +4,7 @@ mod checker;
 mod cleaning;
 mod contexts;
 mod hints;
+mod requests;
 mod scratch;
 pub mod signals;
 
@@ -20,9 +21,9 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
 pub use self::checker::{Checkers, WorkspaceCheckers};
+pub(crate) use self::cleaning::{Cleaning, CleaningError};
 pub use self::contexts::{CommandExecutors, Executors};
 
-use self::cleaning::Cleaning;
 use self::contexts::Contexts;
 use crate::attempt::{Attempts, CheckPolicy, Rechecked, Taken};
 use crate::capacity::{CheckSlots, Slots};
@@ -131,6 +132,8 @@ pub struct Worker {
     finisher: Finisher,
     heartbeat: Arc<Heartbeat>,
     contexts: Arc<Contexts>,
+    /// Whether somebody on this machine wants it quiet.
+    quiet: watch::Receiver<bool>,
     fault: Fault,
     /// The claim loop, and attempts from the grant to the hand-in being taken over.
     running: TaskTracker,
@@ -210,10 +213,17 @@ impl Worker {
             finisher,
             heartbeat,
             contexts,
+            quiet: watch::channel(false).1,
             fault,
             running: TaskTracker::new(),
             finishing,
         }
+    }
+
+    /// The same, quiet while `quiet` says so: it claims nothing, and what it holds goes on.
+    #[must_use]
+    pub fn quieted_by(self, quiet: watch::Receiver<bool>) -> Self {
+        Self { quiet, ..self }
     }
 
     /// This worker's id: new at every start.
@@ -240,6 +250,9 @@ impl Worker {
         let request = tokio::select! {
             request = wait_for(&mut stop, StopRequest::Drain(Duration::ZERO)) => request,
             () = worker.fault.raised() => StopRequest::Cancel,
+            () = worker.asked_to_drain() => {
+                StopRequest::Drain(worker.parts.settings.drain.grace)
+            }
         };
         claiming.cancel();
         worker.leases.close();
@@ -276,7 +289,11 @@ impl Worker {
             executing: 0,
             started_at: now,
             heartbeat_at: now,
+            heartbeat_age_s: 0.0,
             silent: false,
+            asked: None,
+            ended_at: None,
+            exit_reason: None,
         };
         self.parts.database.register_worker(&row, settings.lease.ttl.as_secs_f64()).await?;
         info!(worker = %self.id, queues = ?row.queues, slots = row.slots, "worker started");
@@ -310,7 +327,13 @@ impl Worker {
 
     fn enter(&self, state: WorkerState) {
         self.parts.health.set_state(state);
+        self.announce(state);
+    }
+
+    fn announce(&self, state: WorkerState) {
         self.parts.metrics.worker_state(state);
+        // Its row says so soon.
+        self.heartbeat.beat_soon();
     }
 
     fn start(
@@ -330,6 +353,8 @@ impl Worker {
         part("give back", async move { worker.heartbeat.follow_up(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), loops.clone());
         part("listen", async move { worker.listen(&stop).await }.boxed());
+        let (worker, stop) = (Arc::clone(self), claiming.clone());
+        part("requests", async move { worker.heed_requests(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         part("sweep", async move { worker.sweep(&stop).await }.boxed());
         let (cleaning, stop) = (self.cleaning(), claiming.clone());

@@ -5,7 +5,7 @@ use clap::Args;
 use super::Global;
 use super::context::{block_on, connect, load_settings};
 use super::exit::{CliError, Exit};
-use super::output::{brief, print_json, print_text, table, time};
+use super::output::{brief, print_json, print_text, table};
 use crate::store::WorkerRow;
 
 /// List the workers that have not ended, oldest first.
@@ -16,14 +16,19 @@ others. With --json one object a line.
 
 Examples:
   holdfast workers
+  holdfast workers --all
   holdfast workers --json | jq 'select(.silent)'")]
-pub(super) struct WorkersArguments {}
+pub(super) struct WorkersArguments {
+    /// Those that have ended, too.
+    #[arg(long)]
+    all: bool,
+}
 
-pub(super) fn run(global: &Global, _arguments: &WorkersArguments) -> Result<Exit, CliError> {
+pub(super) fn run(global: &Global, arguments: &WorkersArguments) -> Result<Exit, CliError> {
     let settings = load_settings(global)?;
     block_on(async {
         let database = connect(&settings).await?;
-        let workers = database.live_workers().await?;
+        let workers = database.workers(arguments.all).await?;
         if global.json {
             workers.iter().try_for_each(print_json)?;
         } else {
@@ -43,9 +48,9 @@ fn list(workers: &[WorkerRow]) -> String {
                 brief(&worker.host, 32),
                 worker.pid.to_string(),
                 brief(&worker.version, 16),
-                if worker.silent { "silent".to_owned() } else { worker.state.clone() },
+                state(worker),
                 format!("{}/{}", worker.executing, worker.slots),
-                time(worker.heartbeat_at),
+                format!("{:.0} s ago", worker.heartbeat_age_s.max(0.0)),
                 worker.queues.join(","),
             ]
         })
@@ -53,4 +58,17 @@ fn list(workers: &[WorkerRow]) -> String {
     let header =
         ["worker", "name", "host", "pid", "version", "state", "slots", "heartbeat", "queues"];
     table(header, &rows)
+}
+
+fn state(worker: &WorkerRow) -> String {
+    if worker.ended_at.is_some() {
+        let reason = worker.exit_reason.as_deref();
+        return reason.map_or_else(|| "ended".to_owned(), |reason| format!("ended: {reason}"));
+    }
+    let state = if worker.silent { "silent" } else { worker.state.as_str() };
+    match worker.asked.as_deref() {
+        Some("drain") if state != "draining" => format!("{state}, asked to drain"),
+        Some("quiet") if state != "quiet" => format!("{state}, asked to be quiet"),
+        Some(_) | None => state.to_owned(),
+    }
 }

@@ -113,6 +113,16 @@ impl HealthState {
         self.reports().state = state;
     }
 
+    /// The same, but only from another one; whether it was in that.
+    pub fn change_state(&self, from: WorkerState, to: WorkerState) -> bool {
+        let mut reports = self.reports();
+        let changes = reports.state == from;
+        if changes {
+            reports.state = to;
+        }
+        changes
+    }
+
     /// The state the process is in.
     #[must_use]
     pub fn state(&self) -> WorkerState {

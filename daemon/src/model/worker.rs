@@ -48,3 +48,29 @@ impl WorkerState {
         }
     }
 }
+
+/// What an operator asks of a worker, which reads it with its heartbeat. Source: `workers.asked`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asked {
+    /// Claim nothing more; what it holds goes on.
+    Quiet,
+    /// Drain, and end.
+    Drain,
+}
+
+impl Asked {
+    /// The word stored and shown.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quiet => "quiet",
+            Self::Drain => "drain",
+        }
+    }
+
+    /// What a word means; none when it is of a newer program.
+    #[must_use]
+    pub fn of(word: &str) -> Option<Self> {
+        [Self::Quiet, Self::Drain].into_iter().find(|asked| asked.as_str() == word)
+    }
+}

@@ -1,5 +1,7 @@
 //! Lease rows, to be looked at.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use time::OffsetDateTime;
 use tokio_postgres::types::Type;
@@ -38,6 +40,26 @@ pub struct LeaseRow {
     pub expires_at: OffsetDateTime,
     /// Whether that has passed.
     pub expired: bool,
+    /// Seconds until then; negative when it has passed.
+    pub margin_s: f64,
+    /// When an operator took it from its worker (F8).
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub revoked_at: Option<OffsetDateTime>,
+}
+
+/// Which leases a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseFilter {
+    /// Of this owner's batches only.
+    pub owner: Option<String>,
+    /// Of batches in this queue only.
+    pub queue: Option<String>,
+    /// Held by these workers only.
+    pub workers: Option<Vec<WorkerId>>,
+    /// Expired for longer than this only.
+    pub overdue: Option<Duration>,
+    /// These only.
+    pub leases: Option<Vec<LeaseId>>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -46,20 +68,32 @@ fn as_text<S: serde::Serializer>(token: &FencingToken, to: S) -> Result<S::Ok, S
 }
 
 impl Database {
-    /// Leases of an owner, a queue or of all, the first to expire first, at most `limit`.
+    /// Leases, the first to expire first, at most `limit`.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn leases(
         &self,
-        owner: Option<&str>,
-        queue: Option<&str>,
+        filter: &LeaseFilter,
         limit: i64,
     ) -> Result<Vec<LeaseRow>, StoreError> {
+        let workers = filter.workers.as_ref();
+        let workers: Option<Vec<Uuid>> =
+            workers.map(|ids| ids.iter().map(|id| id.uuid()).collect());
+        let leases = filter.leases.as_ref();
+        let leases: Option<Vec<Uuid>> = leases.map(|ids| ids.iter().map(|id| id.uuid()).collect());
+        let overdue_s = filter.overdue.map(|overdue| overdue.as_secs_f64());
         let rows = self
             .query(
                 statements::LEASES_PAGE,
-                &[(&owner, Type::TEXT), (&queue, Type::TEXT), (&limit, Type::INT8)],
+                &[
+                    (&filter.owner, Type::TEXT),
+                    (&filter.queue, Type::TEXT),
+                    (&limit, Type::INT8),
+                    (&workers, Type::UUID_ARRAY),
+                    (&overdue_s, Type::FLOAT8),
+                    (&leases, Type::UUID_ARRAY),
+                ],
             )
             .await?;
         Ok(rows
@@ -77,6 +111,8 @@ impl Database {
                 granted_at: row.get("granted_at"),
                 expires_at: row.get("expires_at"),
                 expired: row.get("expired"),
+                margin_s: row.get("margin_s"),
+                revoked_at: row.get("revoked_at"),
             })
             .collect())
     }

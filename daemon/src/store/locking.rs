@@ -17,7 +17,7 @@
 //! - **L1 Parent first.** A transaction that changes what items of a batch are doing takes the
 //!   batch's parent lock before it touches any item-level row: a transaction-level advisory lock on
 //!   `batches.lock_no`, exclusive to hand work out, take it back, control or end the batch (claim,
-//!   recheck, reap, pause, resume, cancel, retry, end), shared to hand results in (finish, stage,
+//!   recheck, reap, revoke, pause, resume, cancel, retry, end), shared to hand results in (finish, stage,
 //!   conclude, give back). A transaction takes one exclusive parent lock and no other, or shared ones
 //!   for at most 16 batches, in order of `lock_no`. It never upgrades. Heartbeats take no parent
 //!   lock.
@@ -83,6 +83,13 @@
 //!   were at work: until `control.quiet_until` nothing is handed out to be executed. By then whoever
 //!   held a lost claim has heard of it or has stopped trusting it (F5). Hand-ins, heartbeats, sweeps and
 //!   checks do not wait.
+//! - **F8** An operator takes a lease from its holder by giving it a new token, which nobody has, under
+//!   the exclusive parent lock: by F3 its holder can neither renew it nor hand anything in under it, and
+//!   hears at its next heartbeat that it is gone. Its expiry stays and is never moved forward again, so
+//!   the item runs elsewhere only after the holder has stopped trusting it (F5). The expiry is brought
+//!   back to now only where the worker has ended, or has been silent for two leases, and the lease has
+//!   expired; or where somebody vouches that nothing of the worker runs any more. It counts as an
+//!   interruption.
 //!
 //! The advisory lock classes are 1212564301 (parent) and 1212564302 (ticket), `0x4846434d` and
 //! `0x4846434e` in the two-integer form.

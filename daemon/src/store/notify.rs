@@ -20,6 +20,8 @@ pub enum Event {
     Work(String),
     /// A batch was cancelled.
     Cancelled(BatchId),
+    /// An operator asks something of a worker.
+    Asked(WorkerId),
     /// A worker tells itself, to find out whether it hears.
     Echo(WorkerId),
 }
@@ -29,6 +31,7 @@ impl Event {
         match self {
             Self::Work(queue) => format!("work {queue}"),
             Self::Cancelled(batch) => format!("cancelled {batch}"),
+            Self::Asked(worker) => format!("asked {worker}"),
             Self::Echo(worker) => format!("echo {worker}"),
         }
     }
@@ -45,6 +48,7 @@ impl FromStr for Event {
         match payload.split_once(' ') {
             Some(("work", queue)) => Ok(Self::Work(queue.to_owned())),
             Some(("cancelled", id)) => id.parse().map(Self::Cancelled).map_err(|_| ForeignPayload),
+            Some(("asked", id)) => id.parse().map(Self::Asked).map_err(|_| ForeignPayload),
             Some(("echo", id)) => id.parse().map(Self::Echo).map_err(|_| ForeignPayload),
             _ => Err(ForeignPayload),
         }

@@ -11,8 +11,8 @@ use super::Database;
 use super::flight::FlightError;
 use super::statements;
 use crate::model::{
-    BatchId, Disposition, FencingToken, History, Hold, ItemRef, LeaseId, Position, Settlement,
-    WorkerId,
+    Asked, BatchId, Disposition, FencingToken, History, Hold, ItemRef, LeaseId, Position,
+    Settlement, WorkerId,
 };
 
 /// What a worker asks of a claim.
@@ -126,6 +126,8 @@ pub struct Renewal {
     pub leases: Vec<LeaseState>,
     /// Whether the worker's row is there and not ended.
     pub known: bool,
+    /// What an operator asks of the worker.
+    pub asked: Option<Asked>,
     /// The database's clock.
     pub database_now: OffsetDateTime,
     /// When the server started.
@@ -396,6 +398,7 @@ impl Database {
         Ok(Renewal {
             leases: rows.iter().filter_map(lease_state).collect(),
             known: first.get("known"),
+            asked: first.get::<_, Option<&str>>("asked").and_then(Asked::of),
             database_now: first.get("database_now"),
             server_started: first.get("server_started"),
             timeline: first.get("timeline"),

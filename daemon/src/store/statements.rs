@@ -11,6 +11,8 @@ macro_rules! statements {
 }
 
 statements! {
+    /// What some workers are asked for.
+    ASK_WORKERS = "ask_workers";
     /// The attempts of one item that did not end in its outcome, oldest first.
     ATTEMPTS_OF_ITEM = "attempts_of_item";
     /// One batch with its counts, of one owner or of anyone.
@@ -23,10 +25,14 @@ statements! {
     BATCH_WORK = "batch_work";
     /// Batches, newest first, before an id; of one owner, queue, state or of all.
     BATCHES_PAGE = "batches_page";
+    /// Whether claims are granted at all, and what was last said about it.
+    CLAIMS_SWITCH = "claims_switch";
     /// Take items of one batch under a new lease.
     CLAIM = "claim";
     /// Clear away what a cancel left behind.
     CLEAR_CANCELLED = "clear_cancelled";
+    /// Clear away a chunk of a removed batch.
+    CLEAR_REMOVED = "clear_removed";
     /// Mark workers as ended that sent no heartbeat for ten leases and hold none.
     CLOSE_DEAD_WORKERS = "close_dead_workers";
     /// Publish checked outcomes of one batch, or give them back for another check.
@@ -79,7 +85,7 @@ statements! {
     ITEMS_PAGE = "items_page";
     /// A page of items of one status from a position on.
     ITEMS_PAGE_STATUS = "items_page_status";
-    /// Leases with their batches and workers, the first to expire first; of an owner, a queue or of all.
+    /// Leases with their batches and workers, the first to expire first; some or all.
     LEASES_PAGE = "leases_page";
     /// What a lease still holds, with its histories, and whether it is under check.
     HELD_BY = "held_by";
@@ -87,16 +93,28 @@ statements! {
     LEFTOVER_BATCHES = "leftover_batches";
     /// What a worker holds, batch by batch.
     LEASES_OF_WORKER = "leases_of_worker";
-    /// Workers that have not ended, oldest first.
+    /// Workers that have not ended, oldest first; with $1 the others too.
     LIVE_WORKERS = "live_workers";
     /// A page of items whose verdict is of one class, or that have none, from a position on.
     ITEMS_PAGE_VERDICT = "items_page_verdict";
+    /// An entry of the audit log about the whole database.
+    NOTE_AUDIT = "note_audit";
     /// Where the item of a key is.
     POSITION_OF_KEY = "position_of_key";
+    /// Batches that ended so long ago, after an id.
+    PRUNABLE_BATCHES = "prunable_batches";
+    /// The oldest chunk of an old audit log.
+    PRUNE_AUDIT = "prune_audit";
     /// Deltas that a committed progress row has folded in, of batches that are at work, in chunks.
     PRUNE_DELTAS = "prune_deltas";
+    /// A chunk of the evidence of one batch that ended long ago.
+    PRUNE_EVIDENCE = "prune_evidence";
+    /// What a prune would remove.
+    PRUNE_PLAN = "prune_plan";
     /// Progress rows older than a newer one of the same ten seconds; never the newest of a batch, in chunks.
     PRUNE_PROGRESS = "prune_progress";
+    /// A chunk of workers that ended long ago.
+    PRUNE_WORKERS = "prune_workers";
     /// Raise the token epoch above all tokens before (F2).
     RAISE_EPOCH = "raise_epoch";
     /// Open batches of some queues with something to claim now, best first: priority with ageing, then the owner, then the batch with the fewest executing, then oldest.
@@ -111,7 +129,11 @@ statements! {
     RECHECK_BATCHES = "recheck_batches";
     /// A worker process that has just started.
     REGISTER_WORKER = "register_worker";
-    /// One heartbeat of one worker.
+    /// Make a batch unknown to everybody that ended long ago.
+    REMOVE_BATCH = "remove_batch";
+    /// Batches of which rows are still to be cleared away.
+    REMOVED_BATCHES = "removed_batches";
+    /// One heartbeat of one worker, and what an operator asks of it.
     RENEW = "renew";
     /// Release leases of one batch that a dead worker held.
     RELEASE_DEAD = "release_dead";
@@ -119,12 +141,16 @@ statements! {
     REOPEN_WORKER = "reopen_worker";
     /// Give a chunk of failed items new attempts.
     RETRY_FAILED = "retry_failed";
+    /// Take leases of one batch from their holders, for good (F8).
+    REVOKE = "revoke";
     /// Batches with expired leases of workers whose heartbeat is older than their lease (fast sweep).
     SILENT_WORKERS_BATCHES = "silent_workers_batches";
     /// Store results of one batch before their acceptance checks.
     STAGE = "stage";
     /// Criteria, evidence and workspaces of staged positions, read after the commit that took them (L3).
     STAGED_ITEMS = "staged_items";
+    /// Grant claims, or grant none, in the whole database.
+    SWITCH_CLAIMS = "switch_claims";
     /// The turn to do the full sweep, if the last one is old enough.
     TAKE_SWEEP = "take_sweep";
     /// Of some threads, those with a batch that has not ended or ended less than so long ago.

@@ -35,8 +35,17 @@ pub struct WorkerRow {
     /// Its last heartbeat, by the database clock.
     #[serde(with = "time::serde::rfc3339")]
     pub heartbeat_at: OffsetDateTime,
-    /// Whether that is longer ago than its lease.
+    /// Seconds since then.
+    pub heartbeat_age_s: f64,
+    /// Whether that is longer ago than its lease, and it has not ended.
     pub silent: bool,
+    /// What an operator asks of it: `quiet` or `drain`.
+    pub asked: Option<String>,
+    /// When it ended, by the database clock.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ended_at: Option<OffsetDateTime>,
+    /// How: `drained`, `forced`, `crashed`, `panicked` or `silent`.
+    pub exit_reason: Option<String>,
 }
 
 impl Database {
@@ -91,7 +100,15 @@ impl Database {
     /// # Errors
     /// See [`StoreError`].
     pub async fn live_workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
-        let rows = self.query(statements::LIVE_WORKERS, &[]).await?;
+        self.workers(false).await
+    }
+
+    /// Workers, oldest first; those that have ended only with `ended`.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn workers(&self, ended: bool) -> Result<Vec<WorkerRow>, StoreError> {
+        let rows = self.query(statements::LIVE_WORKERS, &[(&ended, Type::BOOL)]).await?;
         Ok(rows
             .iter()
             .map(|row| WorkerRow {
@@ -106,7 +123,11 @@ impl Database {
                 executing: row.get("executing"),
                 started_at: row.get("started_at"),
                 heartbeat_at: row.get("heartbeat_at"),
+                heartbeat_age_s: row.get("heartbeat_age_s"),
                 silent: row.get("silent"),
+                asked: row.get("asked"),
+                ended_at: row.get("ended_at"),
+                exit_reason: row.get("exit_reason"),
             })
             .collect())
     }

@@ -20,7 +20,7 @@ const CHUNK: usize = 256;
 
 /// Why a clean-up stopped early; the next one goes on.
 #[derive(Debug, thiserror::Error)]
-enum CleaningError {
+pub(crate) enum CleaningError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the directories cannot be read")]
@@ -28,11 +28,11 @@ enum CleaningError {
 }
 
 /// The clean-up of one worker.
-pub(super) struct Cleaning {
-    pub(super) database: Database,
-    pub(super) workspaces: Arc<dyn Workspaces>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) settings: config::Workspace,
+pub(crate) struct Cleaning {
+    pub(crate) database: Database,
+    pub(crate) workspaces: Arc<dyn Workspaces>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) settings: config::Workspace,
 }
 
 impl Cleaning {
@@ -58,7 +58,20 @@ impl Cleaning {
         }
     }
 
-    async fn clean(&self, stop: &CancellationToken) -> Result<Cleaned, CleaningError> {
+    /// How many batches and threads have directories that a clean-up would look through now.
+    pub(crate) async fn unused(&self) -> Result<usize, CleaningError> {
+        let before = self.clock.wall() - self.settings.retention;
+        let mut found = self.blocking(move |workspaces| workspaces.untouched(before)).await?;
+        let mut unused = 0;
+        while !found.is_empty() {
+            let chunk = found.split_off(found.len().saturating_sub(CHUNK));
+            unused += self.without_those_in_use(chunk).await?.len();
+        }
+        Ok(unused)
+    }
+
+    /// Cleans once, or until `stop`.
+    pub(crate) async fn clean(&self, stop: &CancellationToken) -> Result<Cleaned, CleaningError> {
         let before = self.clock.wall() - self.settings.retention;
         let mut all = Cleaned::default();
         let mut found = self.blocking(move |workspaces| workspaces.untouched(before)).await?;

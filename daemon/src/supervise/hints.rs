@@ -107,7 +107,8 @@ impl Worker {
                     info!(%batch, items = stopped.len(), "the batch was cancelled: ending its executions");
                 }
             }
-            Event::Echo(_) => {}
+            Event::Asked(worker) if worker == self.id => self.heartbeat.beat_soon(),
+            Event::Asked(_) | Event::Echo(_) => {}
         }
     }
 }

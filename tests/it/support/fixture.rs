@@ -99,7 +99,11 @@ impl Bed {
             executing: 0,
             started_at: now,
             heartbeat_at: now,
+            heartbeat_age_s: 0.0,
             silent: false,
+            asked: None,
+            ended_at: None,
+            exit_reason: None,
         };
         self.store.register_worker(&row, TTL.as_secs_f64()).await.unwrap();
     }
