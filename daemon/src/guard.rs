@@ -16,7 +16,9 @@
 //! has none.
 
 mod generation;
+mod manager;
 mod release;
+mod report;
 mod seat;
 
 use std::io;
@@ -32,9 +34,11 @@ use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
 use self::generation::Generation;
+use self::manager::Manager;
 use crate::clock::{BootInstant, Clock, SystemClock};
 use crate::config::Settings;
 
+pub use self::report::{Report, Reporter};
 pub use self::seat::Seat;
 
 /// The exit status of a program that has a fault of its own, and of one that panicked: crashes.
@@ -70,13 +74,16 @@ impl Guard {
         rustix::thread::set_name(c"holdfast-guard")?;
         let mut signals =
             Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD])?;
+        let mut manager = Manager::of_process();
+        self.mind_the_watchdog(&manager);
         let mut releases = JoinSet::new();
         let mut crashes = Crashes::new(&self.settings);
         let status = loop {
             let started = SystemClock.now();
-            let generation = Generation::start()?;
+            let generation = Generation::start(self.restarts)?;
+            manager.worker_started();
             let worker = generation.worker();
-            let ending = generation.run(&mut signals).await;
+            let ending = generation.run(&mut signals, &mut manager).await;
             let crashed = ending.crashed();
             if crashed {
                 error!(%worker, ending = %ending, proven = ending.proven, "the worker crashed");
@@ -97,7 +104,7 @@ impl Guard {
                 break FAULTS[0];
             };
             info!(?pause, "starting the worker again");
-            if !rest(&mut signals, pause).await {
+            if !rest(&mut signals, &manager, pause).await {
                 break ending.status();
             }
         };
@@ -105,18 +112,37 @@ impl Guard {
         let released = async { while releases.join_next().await.is_some() {} };
         tokio::select! {
             () = released => {}
-            _ = rest(&mut signals, LAST_RELEASE) => warn!("leases are left to lapse"),
+            _ = rest(&mut signals, &manager, LAST_RELEASE) => warn!("leases are left to lapse"),
         }
         Ok(u8::try_from(status).unwrap_or(u8::MAX))
+    }
+
+    /// A hung worker has to be gone before its leases are granted again, even when it hangs just before
+    /// a heartbeat.
+    fn mind_the_watchdog(&self, manager: &Manager) {
+        let ttl = self.settings.lease.ttl;
+        let Some(watchdog) = manager.watchdog() else { return };
+        if watchdog > ttl - ttl / 3 {
+            warn!(
+                ?watchdog,
+                ?ttl,
+                "the service manager's watchdog is longer than two thirds of a lease"
+            );
+        }
     }
 }
 
 /// Waits before the next start; false when a signal asked for the end meanwhile.
-async fn rest(signals: &mut Signals, pause: Duration) -> bool {
+async fn rest(signals: &mut Signals, manager: &Manager, pause: Duration) -> bool {
     let asked = async {
-        while let Some(signal) = signals.next().await {
-            if generation::asks_to_end(signal) {
-                return;
+        let mut beats = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                signal = signals.next() => match signal {
+                    Some(signal) if !generation::asks_to_end(signal) => {}
+                    Some(_) | None => return,
+                },
+                _ = beats.tick() => manager.alive(),
             }
         }
     };

@@ -95,6 +95,29 @@ enum Doing {
     Checking,
 }
 
+impl Doing {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Executing => "executing",
+            Self::Checking => "checking",
+        }
+    }
+}
+
+/// A lease that is held, for people to look at.
+#[derive(Clone, Debug)]
+pub struct HeldLease {
+    /// The lease as it was granted.
+    pub grant: Grant,
+    /// How much longer it is trusted; zero when it is not any more.
+    pub trusted_for: Duration,
+    /// Whether a hand-in of something in it is on its way.
+    pub handing_in: bool,
+    /// Its items: where, what is being done, and why that was told to stop.
+    pub items: Vec<(Position, &'static str, Option<StopCause>)>,
+}
+
 /// Is told until when a lease is trusted, before anything runs under it and whenever that moves; none
 /// when it is no longer held. Called under the lock of the table: it must not wait.
 pub type TrustWatch = Arc<dyn Fn(LeaseId, Option<BootInstant>) + Send + Sync>;
@@ -384,6 +407,23 @@ impl Leases {
             .filter(|held| now >= held.trusted_until)
             .flat_map(|held| held.stop(StopCause::Fenced))
             .collect()
+    }
+
+    /// Everything that is held, for people to look at.
+    #[must_use]
+    pub fn held(&self) -> Vec<HeldLease> {
+        let now = self.clock.now();
+        let look = |held: &Held| HeldLease {
+            grant: held.grant.clone(),
+            trusted_for: held.trusted_until.since(now),
+            handing_in: held.handing_in > 0,
+            items: held
+                .items
+                .iter()
+                .map(|(position, item)| (*position, item.doing.as_str(), item.stop.cause()))
+                .collect(),
+        };
+        self.table().values().map(look).collect()
     }
 
     /// How many leases and how many items are held.

@@ -7,6 +7,7 @@ mod hints;
 mod requests;
 mod scratch;
 pub mod signals;
+mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use tracing::{debug, info, warn};
 pub use self::checker::{Checkers, WorkspaceCheckers};
 pub(crate) use self::cleaning::{Cleaning, CleaningError};
 pub use self::contexts::{CommandExecutors, Executors};
+pub use self::view::{Summary, View};
 
 use self::contexts::Contexts;
 use crate::attempt::{Attempts, CheckPolicy, Rechecked, Taken};

@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod names;
 pub mod trace;
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::JsonFields;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
-use tracing_subscriber::{Layer, Registry};
+use tracing_subscriber::{Layer, Registry, reload};
 
 pub use self::logs::LogFormat;
 pub use self::metrics::{BuildInfo, Metrics};
@@ -116,7 +117,10 @@ pub enum TelemetryError {
 /// Ends the export of spans. Without [`shutdown`](Self::shutdown) the last of them are lost.
 #[derive(Debug)]
 #[must_use = "the last spans are delivered by its `shutdown`"]
-pub struct TelemetryGuard(Option<Export>);
+pub struct TelemetryGuard {
+    export: Option<Export>,
+    level: LogLevel,
+}
 
 #[derive(Debug)]
 struct Export {
@@ -125,14 +129,41 @@ struct Export {
     flush: Duration,
 }
 
+/// Sets another level, or other directives, while the process runs. Cheap to clone.
+#[derive(Clone)]
+pub struct LogLevel(Arc<dyn Fn(EnvFilter) + Send + Sync>);
+
+impl LogLevel {
+    /// Logs by this level from now on.
+    ///
+    /// # Errors
+    /// It cannot be read; nothing was changed.
+    pub fn set(&self, level: &str) -> Result<(), TelemetryError> {
+        (self.0)(log_filter(level)?);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogLevel")
+    }
+}
+
 impl TelemetryGuard {
+    /// The way to another level.
+    #[must_use]
+    pub fn log_level(&self) -> LogLevel {
+        self.level.clone()
+    }
+
     /// Delivers the spans still queued, for at most [`TraceSettings::flush`] and half a second; what
     /// a slow or dead collector has not taken by then is lost.
     ///
     /// # Cancel safety
     /// Safe: the delivery goes on without a waiter, and ends with the process.
     pub async fn shutdown(self) {
-        let Self(Some(Export { provider, queue, flush })) = self else { return };
+        let Some(Export { provider, queue, flush }) = self.export else { return };
         let (done, delivered) = tokio::sync::oneshot::channel();
         // It blocks. A thread of the runtime would make the runtime's end wait for it.
         let thread = std::thread::Builder::new().name("telemetry-flush".into()).spawn(move || {
@@ -171,7 +202,7 @@ pub fn subscriber<W>(
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = log_filter(&logs.level)?;
+    let (filter, handle) = reload::Layer::new(log_filter(&logs.level)?);
     let export = traces
         .otlp_endpoint
         .as_deref()
@@ -194,7 +225,11 @@ where
         .with_writer(writer)
         .with_filter(filter.and(filter_fn(|event| !export::is_repetition(event))));
     let subscriber = Registry::default().with(spans).with(dispatch).with(lines);
-    Ok((subscriber, TelemetryGuard(export)))
+    let level = LogLevel(Arc::new(move |filter| {
+        // It fails only where the subscriber is gone, and with it everything that it could filter.
+        drop(handle.reload(filter));
+    }));
+    Ok((subscriber, TelemetryGuard { export, level }))
 }
 
 fn span_export(endpoint: &str, settings: &TraceSettings) -> Result<Export, TelemetryError> {

@@ -5,6 +5,7 @@ mod control;
 mod doctor;
 mod export;
 mod look;
+mod operate;
 mod recover;
 mod schema;
 mod submit;

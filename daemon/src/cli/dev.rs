@@ -131,7 +131,7 @@ async fn develop(
         print_line(&url)?;
     }
     if !no_worker {
-        return serve(settings, seat).await;
+        return serve(settings, seat, None).await;
     }
     let signals = StopSignals::take()
         .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;

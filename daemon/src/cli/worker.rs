@@ -1,5 +1,7 @@
 //! `holdfast worker`.
 
+mod duties;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use self::duties::{Orders, Reload};
 use super::Global;
 use super::context::{block_on, sources};
 use super::exit::{CliError, Exit, Status};
@@ -21,7 +24,7 @@ use crate::guard::{Guard, Seat};
 use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::leases::TrustWatch;
 use crate::store::{Database, migrate};
-use crate::supervise::signals::StopSignals;
+use crate::supervise::signals::{OrderSignals, StopSignals};
 use crate::supervise::{
     CommandExecutors, Ended, StopRequest, Worker, WorkerParts, WorkspaceCheckers, database_options,
 };
@@ -29,13 +32,18 @@ use crate::telemetry::{self, BuildInfo, LogSettings, Metrics, TraceSettings};
 use crate::workspace::{LocalWorkspaces, Workspaces};
 
 /// Claims and executes items of its queues until told to stop.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 The main process is a guard, and the worker its child: whatever becomes of the worker, what it runs
 ends with its lease. A worker that crashes is started again and its items released at once.
 
 Signals: the first TERM drains (INT: for a short while); a second one, 2 s later or more, stops what
-runs and gives it back; a third ends at once.
+runs and gives it back; a third ends at once. HUP reads the configuration anew: log.level changes at
+once, other settings with the next start, and a file with a fault changes nothing. USR1 writes down
+what the worker holds, into its log. USR2 lets it claim nothing more, the next one lets it claim again.
+
+Under systemd it says when it is ready, how it stands and when it ends, and gives signs of life to a
+watchdog for as long as the worker does.
 
 Exit codes: 0 drained; 3 executions were stopped; 4 ended at once; 69, 75, 78 could not start; 70
 crashed too often in a row (worker.restarts).
@@ -67,8 +75,14 @@ const WORKER_FLUSH: Duration = Duration::from_secs(3);
 const CLIENT_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn run(global: &Global, arguments: WorkerArguments) -> Result<Status, CliError> {
-    let settings = Arc::new(settings(global, arguments)?);
-    guarded(&settings, true, |seat| block_on(serve(Arc::clone(&settings), seat)))
+    let read = {
+        let global = global.clone();
+        move || settings(&global, arguments.clone())
+    };
+    let settings = Arc::new(read()?);
+    guarded(&settings, true, |seat| {
+        block_on(serve(Arc::clone(&settings), seat, Some(Box::new(read))))
+    })
 }
 
 /// Runs `command` below a guard: as the guard, which starts this program again, or in its seat.
@@ -118,8 +132,13 @@ fn settings(global: &Global, arguments: WorkerArguments) -> Result<Settings, Cli
     Ok(Settings::load(&sources)?)
 }
 
-/// Runs one worker as this process: telemetry, health, signals around it.
-pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, CliError> {
+/// Runs one worker as this process: telemetry, health, signals around it. Without `reload`, signals
+/// that are orders have the effect that they have on any program.
+pub(super) async fn serve(
+    settings: Arc<Settings>,
+    seat: Seat,
+    reload: Option<Reload>,
+) -> Result<Exit, CliError> {
     let queues = settings.served_queues();
     if queues.is_empty() {
         return Err(CliError::new(
@@ -129,7 +148,7 @@ pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, C
     }
     let database = Database::new(database_options(&settings, "holdfast worker")?)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let Seat { worker: id, link } = seat;
+    let Seat { worker: id, link, reporter } = seat;
     let keeper = keeper(&settings, link)?;
     let executors = executors(&settings, &clock, &keeper)?;
     for (name, spec) in &settings.queues {
@@ -155,9 +174,26 @@ pub(super) async fn serve(settings: Arc<Settings>, seat: Seat) -> Result<Exit, C
         id,
         trust_watch: Some(trust_watch(&keeper)),
     });
+    let (quiet, quieted) = watch::channel(false);
+    let worker = worker.quieted_by(quieted);
     let telemetry = init_telemetry(&settings, &worker.id().to_string(), metrics.spans_dropped())?;
-    let signals = StopSignals::take()
-        .map_err(|error| CliError::new(Exit::Internal, format!("take the signals: {error}")))?;
+    let no_signals = |error| CliError::new(Exit::Internal, format!("take the signals: {error}"));
+    let signals = StopSignals::take().map_err(no_signals)?;
+    let (view, reloads) = (worker.view(), Arc::default());
+    let mut beside = tokio::task::JoinSet::new();
+    if let Some(reload) = reload {
+        let orders = Orders {
+            signals: OrderSignals::take().map_err(no_signals)?,
+            reload,
+            settings: Arc::clone(&settings),
+            level: telemetry.log_level(),
+            view: view.clone(),
+            quiet,
+            reloads: Arc::clone(&reloads),
+        };
+        beside.spawn(orders.heed());
+    }
+    beside.spawn(duties::report(view, reporter, reloads));
     migrate::check(&database).await?;
     health.schema_checked(true);
 

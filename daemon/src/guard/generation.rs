@@ -10,13 +10,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook_tokio::Signals;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::FAULTS;
-use super::seat::Seat;
+use super::manager::Manager;
+use super::report::Reports;
+use super::seat;
 use crate::execute::keeper;
 use crate::execute::processes::{Children, kill_child};
 use crate::execute::spawn::spawn_with_death_signal;
@@ -107,25 +109,31 @@ pub(super) struct Generation {
     id: WorkerId,
     worker: Pid,
     keeper: Pid,
+    reports: Reports,
+    takes_orders: bool,
+    /// Whether the worker has handled no order yet, and dies of one.
+    deaf: bool,
 }
 
 impl Generation {
-    pub(super) fn start() -> io::Result<Self> {
+    /// Starts both. A worker that takes `orders` gets none before its first report.
+    pub(super) fn start(orders: bool) -> io::Result<Self> {
         let (keeper, link) = keeper::start(Path::new(PROGRAM))?;
-        let seat = Seat { worker: WorkerId::generate(), link };
+        let (reports, report) = Reports::pair()?;
+        let id = WorkerId::generate();
         let mut arguments = std::env::args_os();
         let mut command = Command::new(PROGRAM);
         command.arg0(arguments.next().unwrap_or_else(|| "holdfast".into())).args(arguments);
-        seat.give(&mut command)?;
+        seat::give(&mut command, id, &link, &report)?;
         let worker = spawn_with_death_signal(&mut command, Signal::KILL)?;
         let (keeper, worker) = (pid(&keeper), pid(&worker));
-        let (guard, id) = (rustix::process::getpid(), seat.worker);
+        let guard = rustix::process::getpid();
         info!(
             worker = %id, guard_pid = guard.as_raw_nonzero(), worker_pid = worker.as_raw_nonzero(),
             keeper_pid = keeper.as_raw_nonzero(), "guarding a worker"
         );
         // Here the guard's ends of the link close: the keeper must see the worker's end close.
-        Ok(Self { id, worker, keeper })
+        Ok(Self { id, worker, keeper, reports, takes_orders: orders, deaf: orders })
     }
 
     pub(super) const fn worker(&self) -> WorkerId {
@@ -133,7 +141,7 @@ impl Generation {
     }
 
     /// Passes signals on until worker and keeper have ended; then ends what they left.
-    pub(super) async fn run(self, signals: &mut Signals) -> Ending {
+    pub(super) async fn run(mut self, signals: &mut Signals, manager: &mut Manager) -> Ending {
         let mut worker: Option<End> = None;
         let mut keeper: Option<End> = None;
         let mut passed = Vec::new();
@@ -163,7 +171,7 @@ impl Generation {
                         // It can run nothing more, and what it ran is gone or is hunted down here.
                         let _ = kill_process(self.worker, Signal::KILL);
                     }
-                    signals.next().await
+                    self.next(signals, manager).await
                 }
                 (Some(_), None) => {
                     let next = timeout(KEEPER_PATIENCE, signals.next()).await;
@@ -173,12 +181,20 @@ impl Generation {
                         None
                     })
                 }
-                (None, None) => signals.next().await,
+                (None, None) => self.next(signals, manager).await,
             };
             if let Some(signal) = next
                 && signal != SIGCHLD
                 && worker.is_none()
             {
+                if asks_to_end(signal) {
+                    manager.stopping();
+                } else if self.deaf && is_order(signal) {
+                    debug!(signal, "the worker is not up yet: the signal is dropped");
+                    continue;
+                } else if signal == SIGHUP && self.takes_orders {
+                    manager.reloading();
+                }
                 if !passed.contains(&signal) {
                     passed.push(signal);
                 }
@@ -189,6 +205,26 @@ impl Generation {
             }
         }
     }
+}
+
+impl Generation {
+    /// Waits for the next signal; passes what the worker reports on to the manager meanwhile.
+    async fn next(&mut self, signals: &mut Signals, manager: &mut Manager) -> Option<i32> {
+        loop {
+            tokio::select! {
+                signal = signals.next() => return signal,
+                report = self.reports.next() => {
+                    self.deaf = false;
+                    manager.worker_alive(&report);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a signal asks a worker for something else than its end.
+const fn is_order(signal: i32) -> bool {
+    matches!(signal, SIGHUP | SIGUSR1 | SIGUSR2)
 }
 
 /// Whether a signal ends a worker, at once or after its drain.

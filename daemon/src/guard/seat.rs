@@ -2,10 +2,13 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
 use rustix::io::FdFlags;
 
+use super::manager;
+use super::report::Reporter;
 use crate::execute::keeper::Link;
 use crate::execute::spawn::inherited_socket;
 use crate::model::WorkerId;
@@ -20,6 +23,8 @@ pub struct Seat {
     pub worker: WorkerId,
     /// The way to its keeper.
     pub link: Link,
+    /// The way to its guard.
+    pub reporter: Reporter,
 }
 
 impl Seat {
@@ -31,7 +36,7 @@ impl Seat {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
         let wrong = || io::Error::other(format!("{VARIABLE} is set, but by no guard"));
         let parts: Vec<&str> = text.split(' ').collect();
-        let [parent, worker, launch, control] = parts[..] else { return Err(wrong()) };
+        let [parent, worker, launch, control, report] = parts[..] else { return Err(wrong()) };
         // It stays in the environment of whatever this process starts otherwise.
         let of_parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
         if of_parent.as_deref() != Some(parent) {
@@ -42,18 +47,28 @@ impl Seat {
         Ok(Some(Self {
             worker: worker.parse().map_err(|_| wrong())?,
             link: Link { launch: socket(launch)?, control: socket(control)? },
+            reporter: Reporter::new(socket(report)?.into())?,
         }))
     }
+}
 
-    /// Lets `command` start in this place.
-    pub(super) fn give(&self, command: &mut Command) -> io::Result<()> {
-        let Link { launch, control } = &self.link;
-        for socket in [launch, control] {
-            rustix::io::fcntl_setfd(socket, FdFlags::empty())?;
-        }
-        let (launch, control) = (launch.as_raw_fd(), control.as_raw_fd());
-        let own = rustix::process::getpid().as_raw_nonzero();
-        command.env(VARIABLE, format!("{own} {} {launch} {control}", self.worker));
-        Ok(())
+/// Lets `command` start in the place of `worker`, with these ends of its ways.
+pub(super) fn give(
+    command: &mut Command,
+    worker: WorkerId,
+    link: &Link,
+    report: &UnixDatagram,
+) -> io::Result<()> {
+    let Link { launch, control } = link;
+    rustix::io::fcntl_setfd(launch, FdFlags::empty())?;
+    rustix::io::fcntl_setfd(control, FdFlags::empty())?;
+    rustix::io::fcntl_setfd(report, FdFlags::empty())?;
+    let (launch, control, report) = (launch.as_raw_fd(), control.as_raw_fd(), report.as_raw_fd());
+    let own = rustix::process::getpid().as_raw_nonzero();
+    command.env(VARIABLE, format!("{own} {worker} {launch} {control} {report}"));
+    // The manager listens to the guard alone.
+    for name in manager::VARIABLES {
+        command.env_remove(name);
     }
+    Ok(())
 }

@@ -34,6 +34,10 @@ pub enum StopReason {
     Unstorable,
     /// Its lease expired: the worker died, froze or was cut off.
     LeaseExpired,
+    /// Its worker died, and whoever guarded that gave it back.
+    WorkerDied,
+    /// An operator took it from its worker.
+    Revoked,
     /// It took its worker down too often.
     Poison,
     /// A budget of turns was used up.
@@ -74,7 +78,7 @@ pub enum StopReason {
 
 impl StopReason {
     /// Every reason.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::Completed,
         Self::ExitStatus,
         Self::Signal,
@@ -90,6 +94,8 @@ impl StopReason {
         Self::Forgotten,
         Self::Unstorable,
         Self::LeaseExpired,
+        Self::WorkerDied,
+        Self::Revoked,
         Self::Poison,
         Self::MaxTurns,
         Self::MaxTime,
@@ -129,6 +135,8 @@ impl StopReason {
             Self::Forgotten => "forgotten",
             Self::Unstorable => "unstorable",
             Self::LeaseExpired => "lease_expired",
+            Self::WorkerDied => "worker_died",
+            Self::Revoked => "revoked",
             Self::Poison => "poison",
             Self::MaxTurns => "max_turns",
             Self::MaxTime => "max_time",

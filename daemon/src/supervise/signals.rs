@@ -1,10 +1,11 @@
 //! Signals to stop requests: the first drains, the second stops what runs, the third ends at once.
+//! And signals that ask for something else than the end.
 
 use std::io;
 use std::time::Duration;
 
 use futures::StreamExt;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook_tokio::Signals;
 use tokio::sync::watch;
 use tracing::info;
@@ -48,6 +49,46 @@ impl StopSignals {
             let request = next(*stop.borrow(), signal, drain);
             info!(signal, ?request, "received a signal");
             stop.send_replace(request);
+        }
+    }
+}
+
+/// What a signal asks of a worker that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// HUP: read the configuration anew.
+    Reload,
+    /// USR1: write down how it stands.
+    Dump,
+    /// USR2: be quiet, or not any more.
+    Quiet,
+}
+
+/// The signals that are orders.
+pub struct OrderSignals(Signals);
+
+impl OrderSignals {
+    /// Takes the signals over; from here on they no longer end the process.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub fn take() -> io::Result<Self> {
+        Signals::new([SIGHUP, SIGUSR1, SIGUSR2]).map(Self)
+    }
+
+    /// Waits for the next one.
+    ///
+    /// # Cancel safety
+    /// Safe; signals that arrive later are seen by the next call.
+    pub async fn next(&mut self) -> Order {
+        loop {
+            match self.0.next().await {
+                Some(SIGHUP) => return Order::Reload,
+                Some(SIGUSR1) => return Order::Dump,
+                Some(SIGUSR2) => return Order::Quiet,
+                Some(_) => {}
+                None => return std::future::pending().await,
+            }
         }
     }
 }

@@ -133,9 +133,20 @@ impl Fleet {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> WorkerProcess {
+        self.start_program(env!("CARGO_BIN_EXE_holdfast"), url, arguments, variables)
+    }
+
+    /// Starts one of another program, such as an earlier release.
+    pub(crate) fn start_program(
+        &self,
+        program: &str,
+        url: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> WorkerProcess {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let log = self.file(&format!("worker-{number}.log"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+        let mut command = Command::new(program);
         command
             .args(["worker", "--health", "127.0.0.1:0", "--log-format", "json"])
             .args(["--log-level", "info,holdfast=debug", "--database-url", url, "--config"])
