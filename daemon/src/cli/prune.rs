@@ -179,9 +179,10 @@ impl Prune {
 
     async fn show(&self) -> Result<(), CliError> {
         let plan = self.database.prune_plan(&self.what).await?;
-        let unused = match self.does(Kind::Workspaces) {
-            true => Some(self.cleaning.unused().await.map_err(files)?),
-            false => None,
+        let unused = if self.does(Kind::Workspaces) {
+            Some(self.cleaning.unused().await.map_err(files)?)
+        } else {
+            None
         };
         if self.json {
             return print_json(&self.document(&plan, unused));

@@ -114,6 +114,7 @@ impl HealthState {
     }
 
     /// The same, but only from another one; whether it was in that.
+    #[must_use]
     pub fn change_state(&self, from: WorkerState, to: WorkerState) -> bool {
         let mut reports = self.reports();
         let changes = reports.state == from;
