@@ -119,6 +119,7 @@ async fn signs_of_life_do_not_end_with_the_database() {
     let variables = [("NOTIFY_SOCKET", ear.path.as_str())];
     let mut worker = fleet.start_at(proxy.url(), &[], &variables);
     ear.hears("READY=1").await;
+    worker.ready().await;
 
     proxy.go_away();
     logged(&worker, "a heartbeat was not answered: claiming nothing until one is", 1).await;
