@@ -24,7 +24,9 @@ use crate::model::{
 };
 use crate::store::{Database, ItemInput};
 use crate::telemetry::Metrics;
-use crate::telemetry::labels::{ExecutionOutcome, LostReason, RefundReason, RetryReason};
+use crate::telemetry::labels::{
+    ExecutionOutcome, LostReason, PoisonReason, RefundReason, RetryReason,
+};
 use crate::telemetry::trace::{self, Origins, TraceContext};
 
 /// The pause before a begin that was not answered is told again.
@@ -147,8 +149,9 @@ impl Attempts {
             }
         };
         let is_checked = is_checked(&settlement, &criteria);
+        let fenced = stop.cause() == Some(StopCause::Fenced);
         let (queue, span) = (batch.queue.clone(), span.clone());
-        let finished = Finished { hold, settlement, queue, slot, span };
+        let finished = Finished { hold, settlement, queue, slot, span, fenced };
         match ended {
             Some(execution) if is_checked => {
                 self.stage_and_check(batch, finished, execution, criteria, &stop).await;
@@ -237,6 +240,9 @@ impl Attempts {
 
     fn settle(&self, batch: &BatchContext, hold: &Hold, execution: &Execution) -> Settlement {
         let settlement = settlement(&batch.retry, hold.history(), execution);
+        if settlement.disposition == Disposition::Fail && execution.end != ExecutionEnd::Permanent {
+            self.metrics.items_poisoned(&batch.queue, PoisonReason::MaxAttempts, 1);
+        }
         if let Disposition::Again { ending, charged, .. } = &settlement.disposition {
             let reason = match ending {
                 AttemptEnding::TimedOut => RetryReason::Timeout,

@@ -246,8 +246,9 @@ impl Claimer {
         let answer = self.database.claim(&request).instrument(span.clone()).await;
         let took = self.clock.now().since(asked_at);
         match answer {
-            Ok(Claim::Granted { holds, alone }) => {
+            Ok(Claim::Granted { holds, alone, waited }) => {
                 let count = holds.len();
+                waited.into_iter().for_each(|wait| self.metrics.item_waited(&queue, wait));
                 self.metrics.claim(&queue, ClaimOutcome::Granted, took);
                 self.metrics.leases_granted(&queue, count);
                 trace::item_count(&span, count);

@@ -9,6 +9,7 @@ mod dev;
 mod doctor;
 mod exit;
 mod export;
+mod exporter;
 mod find;
 mod items;
 mod leases;
@@ -96,6 +97,7 @@ enum Command {
     Items(items::ItemsArguments),
     Item(items::ItemArguments),
     Export(export::ExportArguments),
+    Exporter(exporter::ExporterArguments),
     Pause(control::PauseArguments),
     Resume(control::ResumeArguments),
     Cancel(control::CancelArguments),
@@ -168,6 +170,7 @@ fn run(arguments: Arguments) -> Result<Status, CliError> {
         Command::Items(arguments) => items::run_items(global, &arguments),
         Command::Item(arguments) => items::run_item(global, &arguments),
         Command::Export(arguments) => export::run(global, &arguments),
+        Command::Exporter(arguments) => exporter::run(global, arguments),
         Command::Pause(arguments) => control::run_pause(global, &arguments),
         Command::Resume(arguments) => control::run_resume(global, &arguments),
         Command::Cancel(arguments) => control::run_cancel(global, &arguments),

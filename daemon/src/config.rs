@@ -28,8 +28,8 @@ pub use queue::{CommandSpec, ExitClass, Otherwise, QueueSpec};
 pub use report::{Report, ReportEntry, check_report};
 pub use secret::{DatabaseUrl, EndpointUrl};
 pub use sections::{
-    BatchDefaults, Claim, Database, Drain, Finish, Health, Lease, Limits, Log, LogFormat, Reap,
-    Retry, Sampler, Telemetry, Worker,
+    BatchDefaults, Claim, Database, Drain, Exporter, Finish, Health, Lease, Limits, Log, LogFormat,
+    Reap, Retry, Sampler, Telemetry, Worker,
 };
 
 use crate::model::QueueName;
@@ -74,6 +74,8 @@ pub struct Settings {
     pub telemetry: Telemetry,
     /// Section `[health]`.
     pub health: Health,
+    /// Section `[exporter]`.
+    pub exporter: Exporter,
     /// Tables `[queues.NAME]`.
     pub queues: BTreeMap<QueueName, QueueSpec>,
     #[serde(skip)]
@@ -99,6 +101,7 @@ struct RawSettings {
     log: Log,
     telemetry: Telemetry,
     health: Health,
+    exporter: Exporter,
     #[serde(default)]
     queues: BTreeMap<String, CommandSpec>,
 }
@@ -234,6 +237,7 @@ impl Settings {
             log: raw.log,
             telemetry: raw.telemetry,
             health: raw.health,
+            exporter: raw.exporter,
             queues,
             origins,
         }

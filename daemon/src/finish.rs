@@ -25,7 +25,7 @@ use crate::store::{
     Concluding, Database, Event, FlightError, HandIn, HandInAnswer, StageAnswer, Staging,
 };
 use crate::telemetry::Metrics;
-use crate::telemetry::labels::{FenceOp, FenceReason, ItemOutcome, LostReason, ReleaseReason};
+use crate::telemetry::labels::{FenceReason, ItemOutcome, LostReason, ReleaseReason};
 use crate::telemetry::trace;
 
 /// How hand-ins are grouped.
@@ -324,6 +324,7 @@ impl Shared {
             Ending::Finish(settlement) => match &settlement.disposition {
                 Disposition::Succeed => (Some(ItemOutcome::Succeeded), ReleaseReason::Settled),
                 Disposition::Fail => (Some(ItemOutcome::Failed), ReleaseReason::Settled),
+                Disposition::Again { .. } if item.fenced => (None, ReleaseReason::SelfFenced),
                 Disposition::Again { ending: AttemptEnding::Unstarted, .. } => {
                     (None, ReleaseReason::DrainUnstarted)
                 }
@@ -349,19 +350,18 @@ impl Shared {
 
     /// The attempt publishes nothing (F3): counted, and logged with its token.
     fn note_lost(&self, item: &Pending, reason: FenceReason) {
-        let (op, lost) = match reason {
-            FenceReason::Cancelled => (FenceOp::Complete, LostReason::Cancelled),
-            FenceReason::Token | FenceReason::Expired | FenceReason::Epoch => {
-                (item.fence_op(), LostReason::Superseded)
-            }
+        let lost = match reason {
+            FenceReason::Cancelled => LostReason::Cancelled,
+            FenceReason::Token if item.fenced => LostReason::DbUnreachable,
+            FenceReason::Token => LostReason::Superseded,
         };
-        self.metrics.fence_rejected(op, reason);
+        self.metrics.fence_rejected(item.fence_op(), reason);
         trace::settled(&item.settle, Some(reason));
         self.metrics.lease_lost(&item.queue, lost);
         trace::lease_lost(&item.span, lost);
         item.settle.in_scope(|| match reason {
             FenceReason::Cancelled => debug!("the batch was cancelled; nothing was published"),
-            FenceReason::Token | FenceReason::Expired | FenceReason::Epoch => {
+            FenceReason::Token => {
                 warn!("the lease no longer holds the item; nothing was published");
             }
         });

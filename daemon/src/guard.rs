@@ -17,6 +17,7 @@
 
 mod generation;
 mod manager;
+mod news;
 mod release;
 mod report;
 mod seat;
@@ -35,9 +36,11 @@ use tracing::{error, info, warn};
 
 use self::generation::Generation;
 use self::manager::Manager;
+use self::news::News;
 use crate::clock::{BootInstant, Clock, SystemClock};
 use crate::config::Settings;
 
+pub(crate) use self::news::count as count_news;
 pub use self::report::{Report, Reporter};
 pub use self::seat::Seat;
 
@@ -77,10 +80,11 @@ impl Guard {
         let mut manager = Manager::of_process();
         self.mind_the_watchdog(&manager);
         let mut releases = JoinSet::new();
+        let news = News::default();
         let mut crashes = Crashes::new(&self.settings);
         let status = loop {
             let started = SystemClock.now();
-            let generation = Generation::start(self.restarts)?;
+            let generation = Generation::start(self.restarts, &news)?;
             manager.worker_started();
             let worker = generation.worker();
             let ending = generation.run(&mut signals, &mut manager).await;
@@ -91,7 +95,7 @@ impl Guard {
             if self.restarts && (crashed || ending.status() == FORCED) {
                 if ending.proven {
                     let settings = Arc::clone(&self.settings);
-                    releases.spawn(release::release(settings, worker, crashed));
+                    releases.spawn(release::release(settings, worker, crashed, news.clone()));
                 } else {
                     warn!(%worker, "something of it may still run: its leases are left to lapse");
                 }

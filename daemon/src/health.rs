@@ -8,5 +8,5 @@
 mod server;
 mod state;
 
-pub use self::server::HealthServer;
+pub use self::server::{HealthServer, Probed};
 pub use self::state::{Failing, HealthLimits, HealthState};

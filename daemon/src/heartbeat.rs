@@ -184,13 +184,23 @@ impl Heartbeat {
 
     /// Ends the executions of leases whose trust deadline passes, until `stop`.
     pub async fn watch_deadlines(&self, stop: &CancellationToken) {
+        let mut looked = self.clock.now();
         loop {
             self.health.tick();
+            let stood_still = self.clock.now().since(looked) >= self.ttl / 3;
+            looked = self.clock.now();
             let fenced = self.leases.fence_expired();
             if !fenced.is_empty() {
-                self.metrics.self_fenced(SelfFenceReason::RenewalDeadline);
+                self.metrics.self_fenced(if stood_still {
+                    SelfFenceReason::RuntimeStall
+                } else {
+                    SelfFenceReason::RenewalDeadline
+                });
+                for lease in &fenced {
+                    self.metrics.lease_renewal(&lease.queue, RenewalOutcome::Error, None);
+                }
                 warn!(
-                    items = fenced.len(),
+                    items = fenced.iter().map(|lease| lease.items).sum::<usize>(),
                     "no renewal in time: ending what can no longer be trusted"
                 );
             }
@@ -204,6 +214,7 @@ impl Heartbeat {
     /// One beat: tries until it is answered.
     async fn beat(&self, planned: BootInstant) {
         let mut pause = FIRST_PAUSE.min(self.ttl / 30);
+        let mut renewed = RenewalOutcome::Ok;
         loop {
             let asked_at = self.clock.now();
             let vouched = self.leases.vouched();
@@ -220,11 +231,15 @@ impl Heartbeat {
                         lateness: asked_at.since(planned),
                         took,
                     });
-                    self.answered(asked_at, asked_at + took, &renewal);
+                    let database_then = renewal.database_now + took / 2;
+                    let ahead = self.clock.wall() - database_then;
+                    self.metrics.db_clock_offset(ahead.as_seconds_f64());
+                    self.answered(asked_at, asked_at + took, &renewal, renewed);
                     return;
                 }
                 Err(failed) => self.failed(&failed),
             }
+            renewed = RenewalOutcome::Retried;
             tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
             pause = (pause * 2).min(self.ttl / 6).min(LONGEST_PAUSE);
         }
@@ -240,7 +255,13 @@ impl Heartbeat {
         }
     }
 
-    fn answered(&self, asked_at: BootInstant, answered_at: BootInstant, renewal: &Renewal) {
+    fn answered(
+        &self,
+        asked_at: BootInstant,
+        answered_at: BootInstant,
+        renewal: &Renewal,
+        renewed: RenewalOutcome,
+    ) {
         if !self.healthy.swap(true, Ordering::Relaxed) {
             info!("heartbeats are answered");
             self.recovered.notify_one();
@@ -256,14 +277,20 @@ impl Heartbeat {
         let known = |state: &LeaseState| self.leases.forgetful(state.lease, state.held);
         *self.forgetful() = renewal.leases.iter().filter_map(known).collect();
         for lease in &renewal.leases {
-            self.lease_answered(asked_at, lease.lease, lease.answer);
+            self.lease_answered(asked_at, lease.lease, lease.answer, renewed);
         }
         self.listed.store(renewal.known, Ordering::Relaxed);
         self.asked.send_if_modified(|asked| std::mem::replace(asked, renewal.asked) != *asked);
         self.answered.notify_one();
     }
 
-    fn lease_answered(&self, asked_at: BootInstant, lease: LeaseId, answer: RenewAnswer) {
+    fn lease_answered(
+        &self,
+        asked_at: BootInstant,
+        lease: LeaseId,
+        answer: RenewAnswer,
+        renewed: RenewalOutcome,
+    ) {
         let Some(queue) = self.leases.queue_of(lease) else { return };
         let (cause, outcome, lost) = match answer {
             RenewAnswer::Renewed => {
@@ -271,7 +298,7 @@ impl Heartbeat {
                     let margin = self.ttl.saturating_sub(self.leases.trust());
                     (trust + margin).as_secs_f64() / self.ttl.as_secs_f64()
                 });
-                self.metrics.lease_renewal(&queue, RenewalOutcome::Ok, left);
+                self.metrics.lease_renewal(&queue, renewed, left);
                 return;
             }
             // The hand-in that holds the row extends it.

@@ -148,6 +148,15 @@ pub struct Known {
     pub positions: HashSet<Position>,
 }
 
+/// A lease of which something was stopped because it was no longer trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fenced {
+    /// Its queue.
+    pub queue: QueueName,
+    /// How many items that were.
+    pub items: usize,
+}
+
 impl Leases {
     /// An empty table; `trust` is how long a lease is trusted from the moment it is asked for:
     /// its length less the margin (F5).
@@ -398,14 +407,18 @@ impl Leases {
         self.table().values().flat_map(|held| held.stop(cause)).collect()
     }
 
-    /// Stops everything under leases whose trust deadline has passed; the items stopped.
-    pub fn fence_expired(&self) -> Vec<ItemRef> {
+    /// Stops everything under leases whose trust deadline has passed; the leases with something to
+    /// stop.
+    pub fn fence_expired(&self) -> Vec<Fenced> {
         let now = self.clock.now();
         let table = self.table();
-        table
-            .values()
-            .filter(|held| now >= held.trusted_until)
-            .flat_map(|held| held.stop(StopCause::Fenced))
+        let expired = table.values().filter(|held| now >= held.trusted_until);
+        expired
+            .map(|held| Fenced {
+                queue: held.grant.queue.clone(),
+                items: held.stop(StopCause::Fenced).len(),
+            })
+            .filter(|fenced| fenced.items > 0)
             .collect()
     }
 
@@ -541,7 +554,8 @@ mod tests {
         let asked_at = clock.now();
         clock.to(65);
         leases.extend(lease, asked_at);
-        assert_eq!(leases.fence_expired().len(), 2);
+        let fenced = leases.fence_expired();
+        assert_eq!(fenced.iter().map(|lease| lease.items).collect::<Vec<_>>(), [2]);
         assert_eq!(leases.stop_signal(lease, Position::new(0)).cause(), Some(StopCause::Fenced));
     }
 

@@ -17,6 +17,7 @@ pub mod config;
 pub mod embedded;
 pub mod execute;
 pub mod export;
+pub mod exporter;
 pub mod fault;
 pub mod finish;
 pub mod guard;

@@ -10,12 +10,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
-use crate::model::{BatchId, QueueName};
+use crate::model::{BatchId, Position, QueueName};
 use crate::store::{
     Database, Event, FlightError, ReapDisposition, ReapPolicy, Reaped, ServerReading, StoreError,
 };
 use crate::telemetry::Metrics;
-use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition};
+use crate::telemetry::labels::{DbErrorClass, ReaperOutcome, RecoveryDisposition, RetryReason};
 use crate::telemetry::trace::{self, TraceContext};
 
 /// Rows of each kind that one step of clearing away or pruning touches.
@@ -87,7 +87,8 @@ impl Reaper {
             let pause = self.policy.fast.mul_f64(rand::rng().random_range(0.9..1.1));
             let swept = async {
                 tokio::time::sleep(pause).await;
-                self.sweep(judge, &recovered).await
+                let may_reap = judge.may_reap();
+                self.sweep(judge, &recovered).await.map(|()| may_reap)
             };
             // Each step is whole, whoever waits for its answer: the end need not wait.
             let swept = tokio::select! {
@@ -95,7 +96,8 @@ impl Reaper {
                 swept = swept => swept,
             };
             let outcome = match swept {
-                Ok(()) => ReaperOutcome::Ok,
+                Ok(true) => ReaperOutcome::Ok,
+                Ok(false) => ReaperOutcome::Skipped,
                 Err(failed) => {
                     self.metrics.db_error(failed.class());
                     debug!(error = %failed, "a sweep stopped early");
@@ -186,7 +188,8 @@ impl Reaper {
         if let Some(queue) = queue {
             let ended: Vec<_> = taken.iter().map(|reaped| (reaped.item, reaped.token)).collect();
             let span = trace::recover_span(&queue, &ended);
-            span.in_scope(|| self.note(&queue, &taken));
+            let poison = self.poisoned(batch, &taken).await;
+            span.in_scope(|| self.note(&queue, &taken, &poison));
             // Only a hint: without it the other workers find out by polling.
             drop(self.database.notify(&Event::Work(queue.to_string())).await);
         }
@@ -194,17 +197,26 @@ impl Reaper {
         Ok(())
     }
 
-    fn note(&self, queue: &QueueName, taken: &[Reaped]) {
+    /// Of items that failed now, those whose worker crashed too often with them.
+    async fn poisoned(&self, batch: BatchId, taken: &[Reaped]) -> Vec<Position> {
+        let failed = taken.iter().filter(|item| item.disposition == ReapDisposition::Failed);
+        let failed: Vec<Position> = failed.map(|item| item.item.position()).collect();
+        if failed.is_empty() {
+            return failed;
+        }
+        // Only to count them.
+        let ends = self.database.taken_back(batch, &failed).await.unwrap_or_default();
+        ends.iter().filter(|end| end.poison).map(|end| end.position).collect()
+    }
+
+    fn note(&self, queue: &QueueName, taken: &[Reaped], poison: &[Position]) {
         let traced = TraceContext::current().is_some();
         for reaped in taken {
             let ended = TraceContext::of_hold(reaped.item, reaped.token);
-            let disposition = match reaped.disposition {
-                ReapDisposition::Requeued => RecoveryDisposition::Requeued,
-                ReapDisposition::Failed => RecoveryDisposition::Failed,
-                ReapDisposition::Rechecked => RecoveryDisposition::Rechecked,
-                ReapDisposition::Published => RecoveryDisposition::Published,
-            };
-            self.metrics.leases_recovered(queue, disposition, 1, reaped.late);
+            let disposition = RecoveryDisposition::from(reaped.disposition);
+            let poison = poison.contains(&reaped.item.position());
+            self.metrics.lease_expired(queue, reaped.late);
+            self.metrics.taken_back(queue, disposition, poison, 1, RetryReason::LeaseExpired);
             warn!(
                 batch = %reaped.item.batch(), position = %reaped.item.position(),
                 lease = %reaped.lease, token = %reaped.token,

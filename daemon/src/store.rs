@@ -9,6 +9,7 @@ mod connect;
 mod doctor;
 mod error;
 mod flight;
+mod global;
 mod items;
 mod leases;
 pub mod locking;
@@ -42,7 +43,7 @@ pub use protocol::{
 };
 pub use prune::{Cleared, Old, Prunable, PrunePlan};
 pub use recovery::{Raised, RecoveryPlan};
-pub use release::DeadLease;
+pub use release::{DeadLease, TakenBack};
 pub use revoke::{Revocation, RevokeAnswer};
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use sweeps::{BeforeReap, ServerReading};

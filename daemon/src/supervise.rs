@@ -66,6 +66,9 @@ pub enum StopRequest {
 /// How long a lost check is left to workers that see the volume of its workspace.
 const FOREIGN_RECHECK: Duration = Duration::from_secs(30);
 
+/// The timer by which the lag of the runtime is seen.
+const LAG_TIMER: Duration = Duration::from_secs(1);
+
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
@@ -146,7 +149,8 @@ pub struct Worker {
 impl Worker {
     /// Wires a worker; nothing runs yet.
     #[must_use]
-    pub fn new(parts: WorkerParts) -> Self {
+    pub fn new(mut parts: WorkerParts) -> Self {
+        parts.database = parts.database.observed_by(Arc::clone(&parts.metrics));
         let settings = Arc::clone(&parts.settings);
         let id = parts.id;
         let ttl = settings.lease.ttl;
@@ -314,17 +318,27 @@ impl Worker {
             }
             let running = checks.slots().total() - checks.slots().free();
             metrics.checks_pending(checks.pending().saturating_sub(running), running);
-            let (size, available, waiting) = database.pool_status();
-            metrics.db_pool(
-                DbPool::Main,
-                PoolUse {
-                    used: size.saturating_sub(available),
-                    idle: available,
-                    pending: waiting,
-                    limit: database.options().pool_size,
-                },
-            );
+            for (pool, (size, available, waiting), limit) in [
+                (DbPool::Main, database.pool_status(), database.options().pool_size),
+                (DbPool::Heartbeat, database.heartbeat_pool_status(), 1),
+            ] {
+                let used = size.saturating_sub(available);
+                metrics.db_pool(pool, PoolUse { used, idle: available, pending: waiting, limit });
+            }
         });
+    }
+
+    /// Notes how late a timer fires, until `stop`.
+    async fn watch_lag(&self, stop: &CancellationToken) {
+        let clock = &self.parts.clock;
+        loop {
+            let due = clock.now() + LAG_TIMER;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(LAG_TIMER) => {}
+            }
+            self.parts.metrics.runtime_lag(clock.now().since(due));
+        }
     }
 
     fn enter(&self, state: WorkerState) {
@@ -355,6 +369,8 @@ impl Worker {
         part("give back", async move { worker.heartbeat.follow_up(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), loops.clone());
         part("listen", async move { worker.listen(&stop).await }.boxed());
+        let (worker, stop) = (Arc::clone(self), loops.clone());
+        part("lag", async move { worker.watch_lag(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), claiming.clone());
         part("requests", async move { worker.heed_requests(&stop).await }.boxed());
         let (worker, stop) = (Arc::clone(self), claiming.clone());

@@ -31,6 +31,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("recheck", &["store", "capacity", "leases", "workspace"]),
     ("guard", &["store", "execute", "supervise"]),
     ("export", &["store"]),
+    ("exporter", &["store", "health"]),
     (
         "supervise",
         &[
@@ -56,6 +57,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "store",
             "submit",
             "export",
+            "exporter",
             "supervise",
             "health",
             "embedded",

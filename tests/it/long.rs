@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use crate::support::TestDb;
 
 mod recovery;
+mod scrape;
 
 const CONFIG: &str = "
 [queues.true]

@@ -7,6 +7,7 @@ mod cli;
 mod command_executor;
 mod databases;
 mod embedded;
+mod exporter;
 mod health;
 mod keeper;
 mod layering;

@@ -3,6 +3,7 @@
 mod cancel;
 mod checks;
 mod clock;
+mod counted;
 mod crash;
 mod fairness;
 mod faults;

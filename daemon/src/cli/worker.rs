@@ -20,7 +20,7 @@ use crate::config::{LogFormat, Settings};
 use crate::embedded;
 use crate::execute::keeper::{self, Keeper, Link};
 use crate::execute::spawner::Spawner;
-use crate::guard::{Guard, Seat};
+use crate::guard::{Guard, Seat, count_news};
 use crate::health::{HealthLimits, HealthServer, HealthState};
 use crate::leases::TrustWatch;
 use crate::store::{Database, migrate};
@@ -148,7 +148,7 @@ pub(super) async fn serve(
     }
     let database = Database::new(database_options(&settings, "holdfast worker")?)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let Seat { worker: id, link, reporter } = seat;
+    let Seat { worker: id, link, reporter, news } = seat;
     let keeper = keeper(&settings, link)?;
     let executors = executors(&settings, &clock, &keeper)?;
     for (name, spec) in &settings.queues {
@@ -198,14 +198,18 @@ pub(super) async fn serve(
     health.schema_checked(true);
 
     let serving = CancellationToken::new();
-    let mut health_server = tokio::task::JoinSet::new();
+    let mut beside = tokio::task::JoinSet::new();
+    let (counted, stop) = (Arc::clone(&metrics), serving.clone());
+    beside.spawn(async move {
+        stop.run_until_cancelled(count_news(news, &counted)).await;
+    });
     if let Some(address) = settings.health.listen {
         let server = HealthServer::bind(address, health, metrics).await.map_err(|error| {
             CliError::new(Exit::Configuration, format!("health.listen {address}: {error}"))
         })?;
         let bound = server.address().map_err(|error| CliError::new(Exit::Internal, error))?;
         info!(address = %bound, "serving health and metrics");
-        health_server.spawn(server.run(serving.clone()));
+        beside.spawn(server.run(serving.clone()));
     }
     let (stop, stopped) = watch::channel(StopRequest::Run);
     let keeper_lost = keeper.lost();
@@ -215,7 +219,7 @@ pub(super) async fn serve(
         () = keeper_lost.cancelled() => return Err(keeper_is_gone()),
     };
     serving.cancel();
-    while health_server.join_next().await.is_some() {}
+    while beside.join_next().await.is_some() {}
     telemetry.shutdown().await;
     Ok(exit_of(ended?))
 }
@@ -252,8 +256,8 @@ pub(super) fn executors(
         .map_err(|error| cannot_start_commands(&error))
 }
 
-/// Sets up the logs of a guard; its worker has traces of its own.
-fn init_logs(settings: &Settings) -> Result<telemetry::TelemetryGuard, CliError> {
+/// Sets up the logs of a process that has no traces, or none of its own.
+pub(super) fn init_logs(settings: &Settings) -> Result<telemetry::TelemetryGuard, CliError> {
     start_telemetry(&log_settings(settings), &TraceSettings::none())
 }
 

@@ -50,7 +50,7 @@ impl Ranges<'_, '_> {
 
     fn times(&mut self, settings: &Settings) {
         let Settings { database, lease, worker, claim, finish, retry, drain, .. } = settings;
-        let Settings { reap, workspace, .. } = settings;
+        let Settings { reap, workspace, exporter, .. } = settings;
         self.time("database.connect_timeout", database.connect_timeout, 100 * MS..=MIN);
         self.time("database.statement_timeout", database.statement_timeout, 100 * MS..=MIN);
         self.time("database.lock_timeout", database.lock_timeout, 10 * MS..=MIN);
@@ -75,6 +75,8 @@ impl Ranges<'_, '_> {
         self.time("reap.full_sweep_max", reap.full_sweep_max, 50 * MS..=MIN);
         self.time("workspace.retention", workspace.retention, ZERO..=365 * DAY);
         self.time("workspace.clean_interval", workspace.clean_interval, 100 * MS..=H);
+        self.time("exporter.interval", exporter.interval, S..=5 * MIN);
+        self.time("exporter.timeout", exporter.timeout, 100 * MS..=MIN);
     }
 
     fn numbers(&mut self, settings: &Settings) {
@@ -166,7 +168,7 @@ fn check_lease(settings: &Settings, problems: &mut Problems<'_>) {
 
 /// Values of which one bounds the other.
 fn check_order(settings: &Settings, problems: &mut Problems<'_>) {
-    let Settings { database, worker, retry, limits, batch, .. } = settings;
+    let Settings { database, worker, retry, limits, batch, exporter, .. } = settings;
     let time = |time| show(time).to_string();
     let number = |number: u8| number.to_string();
     let mut not_above = |low: (&str, String), high: (&str, String), holds: bool| {
@@ -189,6 +191,11 @@ fn check_order(settings: &Settings, problems: &mut Problems<'_>) {
         ("retry.backoff_base", time(retry.backoff_base)),
         ("retry.backoff_max", time(retry.backoff_max)),
         retry.backoff_base <= retry.backoff_max,
+    );
+    not_above(
+        ("exporter.timeout", time(exporter.timeout)),
+        ("exporter.interval", time(exporter.interval)),
+        exporter.timeout <= exporter.interval,
     );
     not_above(
         ("limits.input_bytes", size::show(limits.input_bytes)),

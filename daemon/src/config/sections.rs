@@ -390,3 +390,20 @@ pub struct Health {
     #[serde(serialize_with = "units::optional::serialize", deserialize_with = "units::address")]
     pub listen: Option<SocketAddr>,
 }
+
+/// Section `[exporter]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exporter {
+    /// Address of the exporter's metrics and health. Port 0 takes any free one. Default
+    /// `127.0.0.1:9465`. Key: `exporter.listen`.
+    #[serde(serialize_with = "units::optional::serialize", deserialize_with = "units::address")]
+    pub listen: Option<SocketAddr>,
+    /// Time between two collections. 1 s to 5 min, default 15 s. Key: `exporter.interval`.
+    #[serde(with = "units::duration")]
+    pub interval: Duration,
+    /// How long one part of a collection may take. 100 ms to 1 min, default 5 s; not above
+    /// `exporter.interval`. Key: `exporter.timeout`.
+    #[serde(with = "units::duration")]
+    pub timeout: Duration,
+}

@@ -24,6 +24,8 @@ pub struct Finished {
     pub slot: Option<Slot>,
     /// Its lease's span, open until then.
     pub span: Span,
+    /// Whether it was stopped because its lease was no longer trusted (F5).
+    pub fenced: bool,
 }
 
 /// One item that succeeded, to be stored before its check.
@@ -107,6 +109,7 @@ pub(super) struct Pending {
     pub(super) slot: Option<Slot>,
     /// Its lease's span.
     pub(super) span: Span,
+    pub(super) fenced: bool,
     /// That of this hand-in.
     pub(super) settle: Span,
 }
@@ -115,14 +118,15 @@ impl Pending {
     fn new(hold: Hold, ending: Ending, queue: QueueName, slot: Option<Slot>, span: Span) -> Self {
         let (verb, reason) = ending.settles();
         let settle = trace::settle_span(&span, &queue, verb, reason);
-        Self { hold, ending, queue, slot, span, settle }
+        Self { hold, ending, queue, slot, span, fenced: false, settle }
     }
 }
 
 impl From<Finished> for Pending {
     fn from(finished: Finished) -> Self {
-        let Finished { hold, settlement, queue, slot, span } = finished;
-        Self::new(hold, Ending::Finish(settlement), queue, slot, span)
+        let Finished { hold, settlement, queue, slot, span, fenced } = finished;
+        let ending = Ending::Finish(settlement);
+        Self { fenced, ..Self::new(hold, ending, queue, slot, span) }
     }
 }
 
@@ -136,7 +140,8 @@ impl From<Concluded> for Pending {
 impl Staged {
     pub(super) fn pending(self, done: oneshot::Sender<Hold>) -> Pending {
         let Self { finished, evidence, workspace } = self;
-        let Finished { hold, settlement, queue, slot, span } = finished;
+        // What succeeded was not stopped.
+        let Finished { hold, settlement, queue, slot, span, fenced: _ } = finished;
         Pending::new(
             hold,
             Ending::Stage { settlement, evidence, workspace, done },

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -17,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::FAULTS;
 use super::manager::Manager;
+use super::news::News;
 use super::report::Reports;
 use super::seat;
 use crate::execute::keeper;
@@ -116,15 +118,18 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    /// Starts both. A worker that takes `orders` gets none before its first report.
-    pub(super) fn start(orders: bool) -> io::Result<Self> {
+    /// Starts both. A worker that takes `orders` gets none before its first report; it hears the
+    /// `news`.
+    pub(super) fn start(orders: bool, news: &News) -> io::Result<Self> {
         let (keeper, link) = keeper::start(Path::new(PROGRAM))?;
         let (reports, report) = Reports::pair()?;
+        let (to, from) = UnixStream::pair()?;
+        to.set_nonblocking(true)?;
         let id = WorkerId::generate();
         let mut arguments = std::env::args_os();
         let mut command = Command::new(PROGRAM);
         command.arg0(arguments.next().unwrap_or_else(|| "holdfast".into())).args(arguments);
-        seat::give(&mut command, id, &link, &report)?;
+        seat::give(&mut command, id, &link, &report, &from)?;
         let worker = spawn_with_death_signal(&mut command, Signal::KILL)?;
         let (keeper, worker) = (pid(&keeper), pid(&worker));
         let guard = rustix::process::getpid();
@@ -132,6 +137,7 @@ impl Generation {
             worker = %id, guard_pid = guard.as_raw_nonzero(), worker_pid = worker.as_raw_nonzero(),
             keeper_pid = keeper.as_raw_nonzero(), "guarding a worker"
         );
+        news.go_to(to);
         // Here the guard's ends of the link close: the keeper must see the worker's end close.
         Ok(Self { id, worker, keeper, reports, takes_orders: orders, deaf: orders })
     }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
+use super::news::{News, Released};
 use crate::clock::{Clock, SystemClock};
 use crate::config::Settings;
-use crate::model::WorkerId;
-use crate::store::{Database, DatabaseOptions, FlightError, ReapPolicy, StoreError};
+use crate::model::{Position, WorkerId};
+use crate::store::{Database, DatabaseOptions, DeadLease, FlightError, ReapPolicy, StoreError};
 use crate::supervise::database_options;
 
 /// The pause after a try that failed; doubled with each.
@@ -27,13 +28,13 @@ enum ReleaseError {
 
 /// Releases the leases of a worker that is proven dead, with all it started; tries until its leases
 /// have lapsed by themselves. A crash is charged to the items, another end is an interruption.
-pub(super) async fn release(settings: Arc<Settings>, worker: WorkerId, crashed: bool) {
+pub(super) async fn release(settings: Arc<Settings>, worker: WorkerId, crashed: bool, news: News) {
     let give_up = SystemClock.now() + settings.lease.ttl;
     let mut pause = FIRST_PAUSE;
     let mut looks = 0;
     let mut database = None;
     while SystemClock.now() < give_up {
-        match try_release(&settings, worker, crashed, &mut database).await {
+        match try_release(&settings, worker, crashed, &mut database, &news).await {
             Ok(items) => {
                 if items > 0 {
                     info!(%worker, items, crashed, "released the items of a dead worker");
@@ -60,6 +61,7 @@ async fn try_release(
     worker: WorkerId,
     crashed: bool,
     database: &mut Option<Database>,
+    news: &News,
 ) -> Result<usize, ReleaseError> {
     let database = match database {
         Some(database) => database,
@@ -78,7 +80,11 @@ async fn try_release(
         let leases = database.leases_of_worker(worker).await?;
         let Some(first) = leases.first() else { break };
         for batch in leases.chunk_by(|a, b| a.batch == b.batch) {
-            items += database.release_dead(worker, batch, &policy).await?;
+            let released = database.release_dead(worker, batch, &policy).await?;
+            if released > 0 {
+                news.tell(what_became(database, batch, released).await);
+            }
+            items += released;
         }
         // Whoever has the ticket of a batch now lets go of it soon (L4).
         busy += 1;
@@ -92,6 +98,15 @@ async fn try_release(
     }
     database.end_worker(worker, if crashed { "crashed" } else { "forced" }).await?;
     Ok(items)
+}
+
+/// What became of items of these leases, of one batch. Only to count them.
+async fn what_became(database: &Database, leases: &[DeadLease], items: usize) -> Vec<Released> {
+    let Some(DeadLease { batch, .. }) = leases.first() else { return Vec::new() };
+    let positions: Vec<Position> =
+        leases.iter().flat_map(|lease| lease.positions.iter().copied()).collect();
+    let ends = database.taken_back(*batch, &positions).await.unwrap_or_default();
+    Released::of(leases, items, &ends)
 }
 
 fn connect(settings: &Settings) -> Result<Database, StoreError> {

@@ -1,8 +1,8 @@
 //! What a guard hands to the worker that it starts.
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixDatagram;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
 
 use rustix::io::FdFlags;
@@ -13,7 +13,7 @@ use crate::execute::keeper::Link;
 use crate::execute::spawn::inherited_socket;
 use crate::model::WorkerId;
 
-/// Names the worker and the descriptors of its link; set by the guard alone.
+/// Names the worker and the descriptors of its links; set by the guard alone.
 const VARIABLE: &str = "HOLDFAST_GUARDED";
 
 /// The place of a worker below its guard.
@@ -25,6 +25,8 @@ pub struct Seat {
     pub link: Link,
     /// The way to its guard.
     pub reporter: Reporter,
+    /// What the guard has to tell it.
+    pub news: UnixStream,
 }
 
 impl Seat {
@@ -36,7 +38,9 @@ impl Seat {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
         let wrong = || io::Error::other(format!("{VARIABLE} is set, but by no guard"));
         let parts: Vec<&str> = text.split(' ').collect();
-        let [parent, worker, launch, control, report] = parts[..] else { return Err(wrong()) };
+        let [parent, worker, launch, control, report, news] = parts[..] else {
+            return Err(wrong());
+        };
         // It stays in the environment of whatever this process starts otherwise.
         let of_parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
         if of_parent.as_deref() != Some(parent) {
@@ -48,6 +52,7 @@ impl Seat {
             worker: worker.parse().map_err(|_| wrong())?,
             link: Link { launch: socket(launch)?, control: socket(control)? },
             reporter: Reporter::new(socket(report)?.into())?,
+            news: socket(news)?.into(),
         }))
     }
 }
@@ -58,14 +63,16 @@ pub(super) fn give(
     worker: WorkerId,
     link: &Link,
     report: &UnixDatagram,
+    news: &UnixStream,
 ) -> io::Result<()> {
-    let Link { launch, control } = link;
-    rustix::io::fcntl_setfd(launch, FdFlags::empty())?;
-    rustix::io::fcntl_setfd(control, FdFlags::empty())?;
-    rustix::io::fcntl_setfd(report, FdFlags::empty())?;
-    let (launch, control, report) = (launch.as_raw_fd(), control.as_raw_fd(), report.as_raw_fd());
+    let sockets = [link.launch.as_fd(), link.control.as_fd(), report.as_fd(), news.as_fd()];
     let own = rustix::process::getpid().as_raw_nonzero();
-    command.env(VARIABLE, format!("{own} {worker} {launch} {control} {report}"));
+    let mut text = format!("{own} {worker}");
+    for socket in sockets {
+        rustix::io::fcntl_setfd(socket, FdFlags::empty())?;
+        text = format!("{text} {}", socket.as_raw_fd());
+    }
+    command.env(VARIABLE, text);
     // The manager listens to the guard alone.
     for name in manager::VARIABLES {
         command.env_remove(name);

@@ -34,6 +34,21 @@ const MAX_HEADER: usize = 16 * 1024;
 /// Pause after the system could not accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
+/// What a process says of itself. Nothing of it may wait.
+pub trait Probed: Send + Sync {
+    /// Why it should be restarted; empty when it should not.
+    fn not_alive(&self) -> Vec<Failing>;
+    /// Why it does not do its work; empty when it does.
+    fn not_ready(&self) -> Vec<Failing>;
+    /// Why it has not started yet; empty once it has.
+    fn not_started(&self) -> Vec<Failing>;
+    /// Its metrics, in the text format 0.0.4.
+    ///
+    /// # Errors
+    /// A metric is malformed.
+    fn exposition(&self) -> Result<String, prometheus::Error>;
+}
+
 /// Serves health and metrics of one process, without asking the database.
 #[derive(Debug)]
 pub struct HealthServer {
@@ -41,14 +56,36 @@ pub struct HealthServer {
     app: Router,
 }
 
-#[derive(Clone)]
-struct Shared {
+type Shared = Arc<dyn Probed>;
+
+/// A worker.
+struct WorkerProbes {
     health: Arc<HealthState>,
     metrics: Arc<Metrics>,
 }
 
+impl Probed for WorkerProbes {
+    fn not_alive(&self) -> Vec<Failing> {
+        self.health.not_alive()
+    }
+
+    fn not_ready(&self) -> Vec<Failing> {
+        self.health.not_ready()
+    }
+
+    fn not_started(&self) -> Vec<Failing> {
+        self.health.not_started()
+    }
+
+    fn exposition(&self) -> Result<String, prometheus::Error> {
+        self.metrics.worker_state(self.health.state());
+        self.metrics.db_up(self.health.database_up());
+        self.metrics.encode()
+    }
+}
+
 impl HealthServer {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address` for a worker; port 0 takes a free one.
     ///
     /// # Errors
     /// The address cannot be listened on.
@@ -57,13 +94,21 @@ impl HealthServer {
         health: Arc<HealthState>,
         metrics: Arc<Metrics>,
     ) -> io::Result<Self> {
+        Self::of(address, Arc::new(WorkerProbes { health, metrics })).await
+    }
+
+    /// The same for any process.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub async fn of(address: SocketAddr, process: Arc<dyn Probed>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let app = Router::new()
             .route("/livez", get(livez))
             .route("/readyz", get(readyz))
             .route("/startupz", get(startupz))
             .route("/metrics", get(exposition))
-            .with_state(Shared { health, metrics });
+            .with_state(process);
         Ok(Self { listener, app })
     }
 
@@ -131,22 +176,20 @@ async fn serve(stream: TcpStream, app: Router, stop: CancellationToken) {
     }
 }
 
-async fn livez(State(shared): State<Shared>) -> Response {
-    verdict(&shared.health.not_alive())
+async fn livez(State(process): State<Shared>) -> Response {
+    verdict(&process.not_alive())
 }
 
-async fn readyz(State(shared): State<Shared>) -> Response {
-    verdict(&shared.health.not_ready())
+async fn readyz(State(process): State<Shared>) -> Response {
+    verdict(&process.not_ready())
 }
 
-async fn startupz(State(shared): State<Shared>) -> Response {
-    verdict(&shared.health.not_started())
+async fn startupz(State(process): State<Shared>) -> Response {
+    verdict(&process.not_started())
 }
 
-async fn exposition(State(Shared { health, metrics }): State<Shared>) -> Response {
-    metrics.worker_state(health.state());
-    metrics.db_up(health.database_up());
-    match metrics.encode() {
+async fn exposition(State(process): State<Shared>) -> Response {
+    match process.exposition() {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
         Err(error) => {
             tracing::error!(error = &error as &dyn std::error::Error, "encode the metrics");

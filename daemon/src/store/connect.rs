@@ -18,6 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::error::StoreError;
 use super::flight::{FlightError, FlightLimits, flight};
 use crate::config::DatabaseUrl;
+use crate::telemetry::Metrics;
 
 /// How to reach the database.
 #[derive(Clone)]
@@ -47,6 +48,7 @@ pub struct Database {
     heartbeat_limits: Arc<FlightLimits>,
     statement_timeout: Duration,
     options: Arc<DatabaseOptions>,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Database {
@@ -72,7 +74,14 @@ impl Database {
             )),
             statement_timeout: options.statement_timeout,
             options: Arc::new(options),
+            metrics: None,
         })
+    }
+
+    /// The same, with what only it sees counted here.
+    #[must_use]
+    pub fn observed_by(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics: Some(metrics), ..self }
     }
 
     /// How this database is reached.
@@ -88,6 +97,13 @@ impl Database {
         (status.size, status.available, status.waiting)
     }
 
+    /// The same of the connection reserved for heartbeats.
+    #[must_use]
+    pub fn heartbeat_pool_status(&self) -> (usize, usize, usize) {
+        let status = self.heartbeats.status();
+        (status.size, status.available, status.waiting)
+    }
+
     pub(super) async fn connection(&self) -> Result<Object, StoreError> {
         Ok(self.pool.get().await?)
     }
@@ -100,7 +116,13 @@ impl Database {
     ) -> Result<Vec<Row>, FlightError> {
         let client = self.connection().await.map_err(FlightError::NotSent)?;
         let deadline = Instant::now() + self.limits.answer;
-        flight(client, &self.limits, deadline, sql, params).await
+        let rows = flight(client, &self.limits, deadline, sql, params).await?;
+        if let Some(metrics) = &self.metrics
+            && let Some(waited) = rows.first().and_then(lock_wait)
+        {
+            metrics.parent_lock_waited(waited);
+        }
+        Ok(rows)
     }
 
     /// Runs the heartbeat on the connection reserved for it. One bound holds for all of it, a new
@@ -145,6 +167,12 @@ impl Database {
             }
         }
     }
+}
+
+/// How long a transaction waited for its parent lock, where its statement says so.
+fn lock_wait(row: &Row) -> Option<Duration> {
+    let seconds: Option<f64> = row.try_get("lock_wait_s").ok().flatten();
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
 fn build_pool(options: &DatabaseOptions, size: usize) -> Result<Pool, StoreError> {

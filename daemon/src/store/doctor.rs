@@ -168,7 +168,7 @@ impl Database {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    async fn read_only(
+    pub(super) async fn read_only(
         &self,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],

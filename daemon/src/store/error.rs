@@ -40,7 +40,7 @@ impl StoreError {
     #[must_use]
     pub fn class(&self) -> DbErrorClass {
         match self {
-            Self::Unreachable(_) => DbErrorClass::Connection,
+            Self::Unreachable(error) => class_of(&**error),
             Self::TimedOut => DbErrorClass::StatementTimeout,
             Self::Refused(error) => DbErrorClass::of_sqlstate(error.code().map(SqlState::code)),
             Self::Schema(_) => DbErrorClass::Other,
@@ -59,6 +59,17 @@ impl From<deadpool_postgres::PoolError> for StoreError {
                 Self::Unreachable(Box::new(other))
             }
         }
+    }
+}
+
+/// The class of what kept an answer away: the server may have said why.
+pub(super) fn class_of(error: &(dyn std::error::Error + 'static)) -> DbErrorClass {
+    if let Some(error) = error.downcast_ref::<tokio_postgres::Error>() {
+        DbErrorClass::of_sqlstate(error.code().map(SqlState::code))
+    } else if let Some(error) = error.downcast_ref::<StoreError>() {
+        error.class()
+    } else {
+        DbErrorClass::Connection
     }
 }
 

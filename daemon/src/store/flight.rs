@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::error::{StoreError, refusal};
+use super::error::{StoreError, class_of, refusal};
 use crate::telemetry::labels::DbErrorClass;
 
 /// Why a transaction did not count. What it means for the caller is decided by F6.
@@ -49,7 +49,7 @@ impl FlightError {
         match self {
             Self::NotSent(error) => error.class(),
             Self::RolledBack(error) => DbErrorClass::of_sqlstate(error.code().map(SqlState::code)),
-            Self::Unknown(_) => DbErrorClass::Connection,
+            Self::Unknown(error) => class_of(&**error),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -14,6 +15,7 @@ use crate::model::{
     Asked, BatchId, Disposition, FencingToken, History, Hold, ItemRef, LeaseId, Position,
     Settlement, WorkerId,
 };
+use crate::telemetry::labels::RecoveryDisposition;
 
 /// What a worker asks of a claim.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub enum Claim {
         holds: Vec<Hold>,
         /// The one item has taken its worker down before and runs by itself.
         alone: bool,
+        /// For how long items were next in line, as far as that is known.
+        waited: Vec<Duration>,
     },
     /// Nothing, and why; the duration until a look is worth while, where known.
     Nothing(ClaimAnswer, Option<Duration>),
@@ -172,7 +176,8 @@ pub struct ReapPolicy {
 }
 
 /// What the reaper did with a position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ReapDisposition {
     /// It waits for another attempt.
     Requeued,
@@ -251,6 +256,17 @@ pub enum RetryAnswer {
     Unknown,
 }
 
+impl From<ReapDisposition> for RecoveryDisposition {
+    fn from(disposition: ReapDisposition) -> Self {
+        match disposition {
+            ReapDisposition::Requeued => Self::Requeued,
+            ReapDisposition::Failed => Self::Failed,
+            ReapDisposition::Rechecked => Self::Rechecked,
+            ReapDisposition::Published => Self::Published,
+        }
+    }
+}
+
 impl Database {
     /// Claims items of one batch under a new lease.
     ///
@@ -279,10 +295,11 @@ impl Database {
             .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let nothing = |answer| Ok(Claim::Nothing(answer, ready_in));
         match row.get::<_, &str>("answer") {
-            "granted" => Ok(Claim::Granted {
-                holds: holds_of(request.batch, request.lease, row),
-                alone: row.get("alone"),
-            }),
+            "granted" => {
+                let holds = holds_of(request.batch, request.lease, row);
+                let waited = waits_of(holds.len(), row);
+                Ok(Claim::Granted { holds, alone: row.get("alone"), waited })
+            }
             "empty" => nothing(ClaimAnswer::Empty),
             "window" => nothing(ClaimAnswer::Window),
             "capped" => nothing(ClaimAnswer::Capped),
@@ -558,6 +575,15 @@ pub(super) fn holds_of(batch: BatchId, lease: LeaseId, row: &Row) -> Vec<Hold> {
             Hold::new(item, lease, token, History::from_packed(packed))
         })
         .collect()
+}
+
+/// For how long the items of a claim were next in line.
+fn waits_of(items: usize, row: &Row) -> Vec<Duration> {
+    let again: Vec<f64> = row.get::<_, Option<_>>("again_s").unwrap_or_default();
+    let fresh = items.saturating_sub(again.len());
+    let fresh = row.get::<_, Option<f64>>("fresh_s").map(|wait| std::iter::repeat_n(wait, fresh));
+    let waits = again.into_iter().chain(fresh.into_iter().flatten());
+    waits.map(|wait| Duration::try_from_secs_f64(wait).unwrap_or_default()).collect()
 }
 
 fn lease_state(row: &Row) -> Option<LeaseState> {

@@ -1,10 +1,11 @@
 //! What a dead worker held, and its release by whoever has proved that nothing of it runs any more.
 
-use tokio_postgres::types::Type;
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::{Database, Event, FlightError, ReapPolicy, StoreError, statements};
-use crate::model::{BatchId, FencingToken, LeaseId, WorkerId};
+use super::{Database, Event, FlightError, ReapDisposition, ReapPolicy, StoreError, statements};
+use crate::model::{BatchId, FencingToken, LeaseId, Position, WorkerId};
 
 /// A lease of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,19 @@ pub struct DeadLease {
     pub lease: LeaseId,
     /// Its token.
     pub token: FencingToken,
+    /// The items it holds.
+    pub positions: Vec<Position>,
+}
+
+/// An item that was taken back from a lease, and does not wait for its next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenBack {
+    /// Where it is in its batch.
+    pub position: Position,
+    /// What became of it.
+    pub disposition: ReapDisposition,
+    /// Whether it failed because its worker crashed too often with it.
+    pub poison: bool,
 }
 
 impl Database {
@@ -34,6 +48,35 @@ impl Database {
                 queue: row.get("queue"),
                 lease: LeaseId::from_uuid(row.get("lease_id")),
                 token: FencingToken::new(row.get("token")),
+                positions: positions_of(row),
+            })
+            .collect())
+    }
+
+    /// Of items that were taken back, those that ended with it or wait for another check; the others
+    /// wait for their next attempt.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn taken_back(
+        &self,
+        batch: BatchId,
+        positions: &[Position],
+    ) -> Result<Vec<TakenBack>, StoreError> {
+        let positions: Vec<i32> = positions.iter().map(|position| position.get()).collect();
+        let params: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&batch.uuid(), Type::UUID), (&positions, Type::INT4_ARRAY)];
+        let rows = self.query(statements::TAKEN_BACK, &params).await?;
+        Ok(rows
+            .iter()
+            .map(|row| TakenBack {
+                position: Position::new(row.get("position")),
+                disposition: match row.get::<_, &str>("disposition") {
+                    "failed" => ReapDisposition::Failed,
+                    "published" => ReapDisposition::Published,
+                    _ => ReapDisposition::Rechecked,
+                },
+                poison: row.get("poison"),
             })
             .collect())
     }
@@ -78,4 +121,8 @@ impl Database {
         }
         Ok(usize::try_from(items).unwrap_or(0))
     }
+}
+
+fn positions_of(row: &Row) -> Vec<Position> {
+    row.get::<_, Vec<i32>>("positions").into_iter().map(Position::new).collect()
 }

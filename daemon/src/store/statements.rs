@@ -69,6 +69,16 @@ statements! {
     EXPORT_PAGE = "export_page";
     /// A new batch's first counts.
     FIRST_PROGRESS = "first_progress";
+    /// The switch of claims, the epoch of tokens, the version of the schema.
+    GLOBAL_CONTROL = "global_control";
+    /// What every queue has to do, and what is held of it.
+    GLOBAL_QUEUES = "global_queues";
+    /// The timeline, the oldest open transaction of this database, the queue of notifications.
+    GLOBAL_SERVER = "global_server";
+    /// Live and dead rows of some tables, by the statistics.
+    GLOBAL_TABLES = "global_tables";
+    /// How many workers that have not ended are how.
+    GLOBAL_WORKERS = "global_workers";
     /// Return a whole lease whose claim was never answered.
     GIVE_BACK = "give_back";
     /// Publish outcomes and end attempts of one batch.
@@ -151,6 +161,8 @@ statements! {
     STAGED_ITEMS = "staged_items";
     /// Grant claims, or grant none, in the whole database.
     SWITCH_CLAIMS = "switch_claims";
+    /// Of items taken back, those that ended with it or wait for another check.
+    TAKEN_BACK = "taken_back";
     /// The turn to do the full sweep, if the last one is old enough.
     TAKE_SWEEP = "take_sweep";
     /// Of some threads, those with a batch that has not ended or ended less than so long ago.

@@ -35,14 +35,14 @@ impl Worker {
             };
             let wait = match heard {
                 Ok(Some(mut listener)) => {
-                    self.wakeups.listening.store(true, Ordering::Relaxed);
+                    self.listens(true);
                     // Something may have been told while nobody listened.
                     self.wakeups.told.notify_one();
                     tokio::select! {
                         () = stop.cancelled() => return,
                         () = self.heed_all(&mut listener) => {}
                     }
-                    self.wakeups.listening.store(false, Ordering::Relaxed);
+                    self.listens(false);
                     pause = FIRST_PAUSE;
                     pause
                 }
@@ -63,6 +63,11 @@ impl Worker {
                 () = tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
             }
         }
+    }
+
+    fn listens(&self, up: bool) {
+        self.wakeups.listening.store(up, Ordering::Relaxed);
+        self.parts.metrics.listening(up);
     }
 
     /// A listener that hears what is told; none when nothing arrives. Behind a transaction pooler

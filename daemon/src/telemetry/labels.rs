@@ -7,6 +7,8 @@ macro_rules! label {
         pub enum $name { $($(#[$about])* $value,)+ }
 
         impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$value),+];
             /// Every value, as it is exported.
             pub const VALUES: &'static [&'static str] = &[$($text),+];
 
@@ -45,8 +47,6 @@ label! {
         Cancelled = "cancelled",
         /// The database was away until the trust deadline.
         DbUnreachable = "db_unreachable",
-        /// The fencing epoch was raised.
-        Epoch = "epoch",
     }
 }
 label! {
@@ -67,19 +67,13 @@ label! {
     SelfFenceReason {
         /// No renewal was committed in time.
         RenewalDeadline = "renewal_deadline",
-        /// The fencing epoch was raised.
-        EpochChange = "epoch_change",
-        /// The clocks of worker and database moved apart.
-        ClockJump = "clock_jump",
-        /// The runtime stood still for too long.
+        /// This process stood still for a beat or longer: stopped, or its machine overloaded.
         RuntimeStall = "runtime_stall",
     }
 }
 label! {
     /// A fenced write.
     FenceOp {
-        /// Asking, before the work starts, whether the lease is still held.
-        Start = "start",
         /// Extending the lease.
         Renew = "renew",
         /// Handing in a success.
@@ -97,10 +91,6 @@ label! {
         Token = "token",
         /// The batch was cancelled.
         Cancelled = "cancelled",
-        /// The lease was taken back after it had run out.
-        Expired = "expired",
-        /// The token is from before an epoch change.
-        Epoch = "epoch",
     }
 }
 label! {
@@ -115,7 +105,8 @@ label! {
     }
 }
 label! {
-    /// What the reaper did with an item.
+    /// What became of an item that was taken back: by the reaper, or by the guard of a worker that
+    /// crashed.
     RecoveryDisposition {
         /// It waits for its next attempt.
         Requeued = "requeued",
@@ -125,8 +116,6 @@ label! {
         Rechecked = "rechecked",
         /// It was executed, and its checks were lost too often: ended without a verdict.
         Published = "published",
-        /// Its batch is cancelled.
-        Cancelled = "cancelled",
     }
 }
 label! {
@@ -134,7 +123,7 @@ label! {
     ReaperOutcome {
         /// Completed.
         Ok = "ok",
-        /// Not done: another worker sweeps, or the clocks are not trusted.
+        /// Expired leases were left alone: the database's clock is not trusted yet.
         Skipped = "skipped",
         /// Failed.
         Error = "error",
@@ -211,6 +200,8 @@ label! {
         Timeout = "timeout",
         /// Its lease ran out.
         LeaseExpired = "lease_expired",
+        /// Its worker crashed, and the guard released it.
+        WorkerDied = "worker_died",
         /// It was stopped or returned by its worker.
         Interrupted = "interrupted",
     }
@@ -222,8 +213,15 @@ label! {
         Succeeded = "succeeded",
         /// Failed.
         Failed = "failed",
-        /// Cancelled.
-        Cancelled = "cancelled",
+    }
+}
+label! {
+    /// Why an item failed that would have been tried again.
+    PoisonReason {
+        /// Its attempts are spent.
+        MaxAttempts = "max_attempts",
+        /// Its worker crashed with it too often.
+        MaxCrashes = "max_crashes",
     }
 }
 label! {
@@ -251,8 +249,6 @@ label! {
         Main = "main",
         /// Renewals only.
         Heartbeat = "heartbeat",
-        /// Notifications only.
-        Listen = "listen",
     }
 }
 label! {
@@ -287,6 +283,84 @@ label! {
         Constraint = "constraint",
         /// Anything else.
         Other = "other",
+    }
+}
+label! {
+    /// One end of a range.
+    Bound {
+        /// The lowest.
+        Min = "min",
+        /// The highest.
+        Max = "max",
+    }
+}
+label! {
+    /// Where the items are that have not ended.
+    ItemState {
+        /// Beyond the live window, before its time, or its batch is paused.
+        Pending = "pending",
+        /// It may be claimed, or is between two attempts.
+        Queued = "queued",
+        /// Held by a worker that has not started it.
+        Leased = "leased",
+        /// Held by a worker that runs it.
+        Running = "running",
+        /// Executed, and under check.
+        Checking = "checking",
+    }
+}
+label! {
+    /// The state of a batch that has not ended.
+    BatchState {
+        /// Its items may be claimed.
+        Open = "open",
+        /// They may not.
+        Paused = "paused",
+    }
+}
+label! {
+    /// How a worker stands to the database.
+    WorkerPresence {
+        /// It works.
+        Live = "live",
+        /// It ends.
+        Draining = "draining",
+        /// It has sent no heartbeat for longer than its lease.
+        Stale = "stale",
+    }
+}
+label! {
+    /// A table of which the dead rows matter.
+    Table {
+        /// Batches.
+        Batches = "batches",
+        /// Leases.
+        Leases = "leases",
+        /// Counts of batches.
+        Progress = "progress",
+        /// What has changed in them since.
+        ProgressDeltas = "progress_deltas",
+        /// Results under check.
+        StagedOutcomes = "staged_outcomes",
+        /// Items between two attempts.
+        Waiting = "waiting",
+        /// Workers.
+        Workers = "workers",
+    }
+}
+label! {
+    /// A part of what the exporter collects.
+    Collector {
+        /// Items, leases and batches, by queue.
+        Queues = "queues",
+        /// Workers.
+        Workers = "workers",
+        /// The switches and the schema.
+        Control = "control",
+        /// Live and dead rows.
+        Tables = "tables",
+        /// Transactions, notifications, the timeline.
+        Server = "server",
     }
 }
 

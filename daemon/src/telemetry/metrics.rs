@@ -4,20 +4,27 @@
 //! scrape asks nobody, so it answers while the database is away.
 
 mod families;
+mod global;
 mod groups;
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
+use prometheus::{
+    Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
+};
 use time::OffsetDateTime;
 
-use self::families::Families;
+pub use self::global::{
+    Collected, ControlFacts, GlobalMetrics, QueueLoad, ServerFacts, TableRows, WorkerCounts,
+};
+
+use self::families::{Families, buckets};
 use self::groups::{Checks, Claiming, Database, Execution, Leases, Recovery};
 use super::labels::{
-    CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
-    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, ReaperOutcome,
+    Bound, CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
+    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, PoisonReason, ReaperOutcome,
     RecoveryDisposition, RefundReason, ReleaseReason, RenewalOutcome, RetryReason, SelfFenceReason,
     SlotKind, SlotState, WakeupSource,
 };
@@ -92,6 +99,8 @@ pub struct Metrics {
     database: Database,
     telemetry_dropped: IntCounterVec,
     worker_state: IntGaugeVec,
+    runtime_lag: Histogram,
+    config_reloaded: IntGauge,
 }
 
 impl Metrics {
@@ -99,22 +108,14 @@ impl Metrics {
     /// the order of their names) and for any other queue the label is `_other`.
     #[must_use]
     pub fn new(queues: impl IntoIterator<Item = QueueName>, build: &BuildInfo) -> Self {
-        let mut queues: BTreeSet<QueueName> = queues.into_iter().collect();
-        if queues.len() > MAX_QUEUES {
-            tracing::warn!(
-                queues = queues.len(),
-                "only {MAX_QUEUES} queues have metrics of their own"
-            );
-            queues = queues.into_iter().take(MAX_QUEUES).collect();
-        }
-        let labels: Vec<&str> =
-            queues.iter().map(QueueName::as_str).chain([names::OTHER_QUEUE]).collect();
+        let queues = labelled(queues);
+        let labels = queue_labels(&queues);
         let queue = ("queue", labels.as_slice());
         let registry = Registry::new();
         let f = Families(&registry);
         f.process();
-        declare_build_info(&f, build);
-        Self {
+        declare_build(&f, build);
+        let metrics = Self {
             leases: Leases::declare(&f, queue),
             recovery: Recovery::declare(&f, queue),
             claiming: Claiming::declare(&f, queue),
@@ -131,10 +132,22 @@ impl Metrics {
                 "1 for the state this worker is in.",
                 &[("state", &WORKER_STATES)],
             ),
+            runtime_lag: f.histogram(
+                names::RUNTIME_LAG,
+                "How late a timer of a second fires in this process.",
+                buckets::LATE,
+            ),
+            config_reloaded: f.gauge(
+                names::CONFIG_RELOADED,
+                "Whether the configuration was applied when it was last read.",
+            ),
             samplers: Mutex::default(),
             queues,
             registry,
-        }
+        };
+        // This process would not be there without it.
+        metrics.config_reloaded(true);
+        metrics
     }
 
     fn queue<'a>(&'a self, queue: &'a QueueName) -> &'a str {
@@ -202,23 +215,39 @@ impl Metrics {
         self.leases.attempt_refunds.with_label_values(&[self.queue(queue), reason.as_str()]).inc();
     }
 
-    /// A sweep took `items` of an expired lease back, `delay` after its expiry, and did the same
-    /// with all of them. Call it once per lease and disposition.
-    pub fn leases_recovered(
+    /// A sweep took an item of an expired lease back, `delay` after its expiry. What became of it is
+    /// told to [`taken_back`](Self::taken_back).
+    pub fn lease_expired(&self, queue: &QueueName, delay: Duration) {
+        self.recovery.expired.with_label_values(&[self.queue(queue)]).inc();
+        self.recovery.delay.observe(delay.as_secs_f64());
+    }
+
+    /// This became of `items` that were taken back, for `why`. Of those that failed, `poison` says
+    /// whether their worker crashed too often with them.
+    pub fn taken_back(
         &self,
         queue: &QueueName,
-        disposition: RecoveryDisposition,
+        became: RecoveryDisposition,
+        poison: bool,
         items: usize,
-        delay: Duration,
+        why: RetryReason,
     ) {
-        let queue = self.queue(queue);
-        self.recovery.expired.with_label_values(&[queue]).inc_by(count(items));
         self.recovery
             .recovered
-            .with_label_values(&[queue, disposition.as_str()])
+            .with_label_values(&[self.queue(queue), became.as_str()])
             .inc_by(count(items));
-        for _ in 0..items {
-            self.recovery.delay.observe(delay.as_secs_f64());
+        match became {
+            RecoveryDisposition::Requeued => self.items_retried(queue, why, items),
+            RecoveryDisposition::Failed => {
+                let reason =
+                    if poison { PoisonReason::MaxCrashes } else { PoisonReason::MaxAttempts };
+                self.items_poisoned(queue, reason, items);
+                self.items_finished(queue, ItemOutcome::Failed, items);
+            }
+            RecoveryDisposition::Published => {
+                self.items_finished(queue, ItemOutcome::Succeeded, items);
+            }
+            RecoveryDisposition::Rechecked => {}
         }
     }
 
@@ -239,6 +268,17 @@ impl Metrics {
                 .with_label_values(&[outcome.as_str()])
                 .observe(took.as_secs_f64());
         }
+    }
+
+    /// A claim or a hand-in waited so long for the parent lock of its batch.
+    pub fn parent_lock_waited(&self, waited: Duration) {
+        self.claiming.lock_wait.observe(waited.as_secs_f64());
+    }
+
+    /// An item that was granted had been next in line for so long.
+    pub fn item_waited(&self, queue: &QueueName, waited: Duration) {
+        let queue = self.queue(queue);
+        self.claiming.item_wait.with_label_values(&[queue]).observe(waited.as_secs_f64());
     }
 
     /// The claim loop woke up.
@@ -287,6 +327,14 @@ impl Metrics {
             .inc_by(count(items));
     }
 
+    /// `items` failed, though another attempt would have been made but for this.
+    pub fn items_poisoned(&self, queue: &QueueName, reason: PoisonReason, items: usize) {
+        self.execution
+            .poisoned
+            .with_label_values(&[self.queue(queue), reason.as_str()])
+            .inc_by(count(items));
+    }
+
     /// A checked item was published.
     pub fn check_published(&self, queue: &QueueName, class: VerdictClass) {
         self.checks.published.with_label_values(&[self.queue(queue), class.as_str()]).inc();
@@ -314,11 +362,6 @@ impl Metrics {
         }
     }
 
-    /// A batch of `items` was accepted.
-    pub fn items_submitted(&self, queue: &QueueName, items: usize) {
-        self.execution.submitted.with_label_values(&[self.queue(queue)]).inc_by(count(items));
-    }
-
     /// Whether the database answered when last asked.
     pub fn db_up(&self, up: bool) {
         self.database.up.set(i64::from(up));
@@ -339,6 +382,16 @@ impl Metrics {
         self.database.errors.with_label_values(&[class.as_str()]).inc();
     }
 
+    /// How far the wall clock of this process is ahead of the database's, in seconds.
+    pub fn db_clock_offset(&self, ahead: f64) {
+        self.database.clock_offset.set(ahead);
+    }
+
+    /// Whether notifications arrive now.
+    pub fn listening(&self, up: bool) {
+        self.database.listener_up.set(i64::from(up));
+    }
+
     /// One transaction handed `items` in.
     pub fn finish_group(&self, items: usize, took: Duration) {
         // A group holds at most a few hundred items: exact as a float.
@@ -353,6 +406,16 @@ impl Metrics {
         for state in WORKER_STATES {
             self.worker_state.with_label_values(&[state]).set(i64::from(state == now.as_str()));
         }
+    }
+
+    /// A timer of a second fired so late.
+    pub fn runtime_lag(&self, late: Duration) {
+        self.runtime_lag.observe(late.as_secs_f64());
+    }
+
+    /// The configuration was read again, and applied or not.
+    pub fn config_reloaded(&self, applied: bool) {
+        self.config_reloaded.set(i64::from(applied));
     }
 
     /// Has `sample` set gauges from what they describe, at every scrape. It must not wait.
@@ -386,7 +449,29 @@ const WORKER_STATES: [&str; 7] = [
     WorkerState::Fenced.as_str(),
 ];
 
-fn declare_build_info(f: &Families<'_>, build: &BuildInfo) {
+/// The queues that have a label of their own: the first ones, in the order of their names.
+fn labelled(queues: impl IntoIterator<Item = QueueName>) -> BTreeSet<QueueName> {
+    let queues: BTreeSet<QueueName> = queues.into_iter().collect();
+    if queues.len() > MAX_QUEUES {
+        tracing::warn!(queues = queues.len(), "only {MAX_QUEUES} queues have metrics of their own");
+    }
+    queues.into_iter().take(MAX_QUEUES).collect()
+}
+
+/// Every value of the label `queue`.
+fn queue_labels(queues: &BTreeSet<QueueName>) -> Vec<&str> {
+    queues.iter().map(QueueName::as_str).chain([names::OTHER_QUEUE]).collect()
+}
+
+fn declare_build(f: &Families<'_>, build: &BuildInfo) {
+    let supported = f.gauges(
+        names::SCHEMA_SUPPORTED,
+        "The schema versions this program works with.",
+        &[("bound", Bound::VALUES)],
+    );
+    for (bound, version) in [(Bound::Min, build.schema_min), (Bound::Max, build.schema_max)] {
+        supported.with_label_values(&[bound.as_str()]).set(version);
+    }
     let (min, max) = (build.schema_min.to_string(), build.schema_max.to_string());
     let values = [build.version.as_str(), build.revision.as_str(), min.as_str(), max.as_str()];
     f.gauges(

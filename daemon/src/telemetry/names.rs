@@ -41,6 +41,10 @@ pub const REAPER_LAST_SUCCESS: &str = "holdfast_reaper_last_success_timestamp_se
 pub const CLAIMS: &str = "holdfast_claims_total";
 /// Length of a claim transaction.
 pub const CLAIM_DURATION: &str = "holdfast_claim_duration_seconds";
+/// Wait for the parent lock of a batch.
+pub const PARENT_LOCK_WAIT: &str = "holdfast_parent_lock_wait_seconds";
+/// How long an item was next in line before it was granted.
+pub const ITEM_WAIT: &str = "holdfast_item_wait_seconds";
 /// What woke the claim loop.
 pub const WAKEUPS: &str = "holdfast_wakeups_total";
 /// Slots of this process.
@@ -58,8 +62,8 @@ pub const EXECUTIONS_RUNNING: &str = "holdfast_executions_running";
 pub const ITEM_RETRIES: &str = "holdfast_item_retries_total";
 /// Items that ended.
 pub const ITEMS_FINISHED: &str = "holdfast_items_finished_total";
-/// Items accepted.
-pub const ITEMS_SUBMITTED: &str = "holdfast_items_submitted_total";
+/// Items that failed though another attempt was wished for.
+pub const ITEMS_POISONED: &str = "holdfast_items_poisoned_total";
 
 /// Items published after their check, by verdict.
 pub const CHECKS: &str = "holdfast_checks_total";
@@ -82,6 +86,10 @@ pub const DB_POOL_LIMIT: &str = "holdfast_db_pool_connections_limit";
 pub const DB_POOL_PENDING: &str = "holdfast_db_pool_pending_requests";
 /// Database errors.
 pub const DB_ERRORS: &str = "holdfast_db_errors_total";
+/// The wall clock of this process less that of the database.
+pub const DB_CLOCK_OFFSET: &str = "holdfast_db_clock_offset_seconds";
+/// Whether notifications are listened for.
+pub const LISTENER_UP: &str = "holdfast_notify_listener_up";
 /// Items handed in together.
 pub const FINISH_GROUP_ITEMS: &str = "holdfast_finish_group_items";
 /// Length of a finish transaction.
@@ -92,8 +100,51 @@ pub const TELEMETRY_DROPPED: &str = "holdfast_telemetry_dropped_total";
 
 /// The worker's state.
 pub const WORKER_STATE: &str = "holdfast_worker_state";
+/// How late a timer of the runtime fires.
+pub const RUNTIME_LAG: &str = "holdfast_runtime_lag_seconds";
+/// Whether the configuration was applied when last read.
+pub const CONFIG_RELOADED: &str = "holdfast_config_last_reload_successful";
 /// The program that runs.
 pub const BUILD_INFO: &str = "holdfast_build_info";
+/// The schema versions it works with.
+pub const SCHEMA_SUPPORTED: &str = "holdfast_schema_version_supported";
+
+/// Items that have not ended, by state.
+pub const ITEMS: &str = "holdfast_items";
+/// Items under leases that have not expired.
+pub const LEASES_ACTIVE: &str = "holdfast_leases_active";
+/// Items under leases that have expired and were not taken back.
+pub const LEASES_OVERDUE: &str = "holdfast_leases_overdue";
+/// Since when the first item that may be claimed is next in line.
+pub const OLDEST_READY: &str = "holdfast_queue_oldest_ready_timestamp_seconds";
+/// Since when the oldest item is under check.
+pub const OLDEST_CHECKING: &str = "holdfast_queue_oldest_checking_timestamp_seconds";
+/// Batches that have not ended.
+pub const BATCHES: &str = "holdfast_batches";
+/// Workers that have not ended.
+pub const WORKERS: &str = "holdfast_workers";
+/// The switch of claims.
+pub const CLAIMS_ENABLED: &str = "holdfast_claims_enabled";
+/// The epoch of fencing tokens.
+pub const LEASE_EPOCH: &str = "holdfast_lease_epoch";
+/// The version of the schema.
+pub const SCHEMA_VERSION: &str = "holdfast_schema_version";
+/// The server's timeline.
+pub const DB_TIMELINE: &str = "holdfast_db_timeline";
+/// When the oldest open transaction began.
+pub const OLDEST_TRANSACTION: &str = "holdfast_db_oldest_transaction_timestamp_seconds";
+/// How full the queue of notifications is.
+pub const NOTIFY_QUEUE_USAGE: &str = "holdfast_notify_queue_usage_ratio";
+/// Live rows of a table.
+pub const TABLE_LIVE: &str = "holdfast_table_live_tuples";
+/// Dead rows of a table.
+pub const TABLE_DEAD: &str = "holdfast_table_dead_tuples";
+/// Length of a collection.
+pub const COLLECT_DURATION: &str = "holdfast_exporter_collect_duration_seconds";
+/// Collections that failed.
+pub const COLLECT_ERRORS: &str = "holdfast_exporter_collect_errors_total";
+/// When everything was last collected.
+pub const COLLECT_LAST_SUCCESS: &str = "holdfast_exporter_last_success_timestamp_seconds";
 
 /// Target of every span made here, so that no log level hides the ids they carry.
 pub const SPAN_TARGET: &str = "holdfast::span";

@@ -27,6 +27,27 @@
 {{- $port -}}
 {{- end -}}
 
+{{/* The configuration of the exporter, as JSON: what concerns it, and the queues of all groups. Takes
+     the root. */}}
+{{- define "holdfast.exporterConfig" -}}
+{{- $config := pick .Values.config "database" "log" "exporter" -}}
+{{- $queues := dict -}}
+{{- range $name, $group := include "holdfast.groups" . | fromJson -}}
+{{- $queues = merge $queues ($group.config.queues | default dict) -}}
+{{- end -}}
+{{- toJson (set $config "queues" $queues) -}}
+{{- end -}}
+
+{{/* The port of the exporter. Takes the root. */}}
+{{- define "holdfast.exporterPort" -}}
+{{- $listen := .Values.config.exporter.listen -}}
+{{- $port := regexFind "[0-9]+$" $listen | default "0" | int -}}
+{{- if or (eq $port 0) (hasPrefix "127." $listen) (hasPrefix "[::1]" $listen) -}}
+{{- fail (printf "config.exporter.listen %q cannot be reached by the probes: it must be an address of the pod with a port, such as 0.0.0.0:9465" $listen) -}}
+{{- end -}}
+{{- $port -}}
+{{- end -}}
+
 {{/* The most workers of a group. Takes it. */}}
 {{- define "holdfast.most" -}}
 {{- ternary .autoscaling.maxReplicas .replicas .autoscaling.enabled | int -}}
@@ -73,7 +94,8 @@
 {{- if and $limit (gt $connections $limit) -}}
 {{- fail (printf "database.maxConnections %d is less than the %d that the workers may open during a rollout (2 * replicas * (database.pool_size + 1)): have fewer workers, a smaller pool, or a pooler" $limit $connections) -}}
 {{- end -}}
-{{- if and .Values.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
-{{- fail "networkPolicy.metricsFrom is empty: nobody may read the metrics that podMonitor asks for; name the pods of Prometheus" -}}
+{{- $monitored := or .Values.podMonitor.enabled (and .Values.exporter.enabled .Values.exporter.serviceMonitor.enabled) -}}
+{{- if and $monitored .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- fail "networkPolicy.metricsFrom is empty: nobody may read the metrics that the monitors ask for; name the pods of Prometheus" -}}
 {{- end -}}
 {{- end -}}

@@ -129,7 +129,7 @@ async fn an_item_with_two_crashes_gets_a_lease_of_its_own_in_its_turn() {
 
     let mut leases = Vec::new();
     for _ in 0..3 {
-        let Claim::Granted { holds, alone } = bed.try_claim(batch, 10).await else {
+        let Claim::Granted { holds, alone, .. } = bed.try_claim(batch, 10).await else {
             panic!("something is due")
         };
         leases.push((positions(&holds), alone));
@@ -148,7 +148,9 @@ async fn a_lone_item_is_not_joined_by_fresh_ones() {
 
     let claim = bed.try_claim(batch, 10).await;
 
-    assert!(matches!(claim, Claim::Granted { ref holds, alone: true } if positions(holds) == [0]));
+    assert!(
+        matches!(claim, Claim::Granted { ref holds, alone: true, .. } if positions(holds) == [0])
+    );
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ async fn three_crashes_fail_an_item_as_poison_and_the_third_runs_alone() {
     bed.silence(bed.worker).await;
     let mut lone = Vec::new();
     for _ in 0..3 {
-        let Claim::Granted { mut holds, alone } = bed.try_claim(batch, 1).await else {
+        let Claim::Granted { mut holds, alone, .. } = bed.try_claim(batch, 1).await else {
             panic!("item 0 is due")
         };
         lone.push(alone);
@@ -105,7 +105,8 @@ async fn three_crashes_fail_an_item_as_poison_and_the_third_runs_alone() {
             // Its worker may die of what it waits for: then it is not charged.
             bed.expire(holds[0].lease()).await;
             bed.reap(batch).await;
-            let Claim::Granted { holds: again, alone: true } = bed.try_claim(batch, 1).await else {
+            let Claim::Granted { holds: again, alone: true, .. } = bed.try_claim(batch, 1).await
+            else {
                 panic!("item 0 is due again, to run alone")
             };
             assert_eq!((again[0].history().crashes(), again[0].history().attempts()), (2, 2));

@@ -163,7 +163,9 @@ async fn at_once_takes_proof_or_somebodys_word() {
     let answer = bed.revoke(&row, Revocation::WorkerIsGone).await;
     let RevokeAnswer::Revoked { token, expires_in_s } = answer else { panic!("{answer:?}") };
     assert!(expires_in_s <= 0.0);
-    let dead = [DeadLease { batch, queue: "q".into(), lease: hold.lease(), token }];
+    let positions = vec![hold.item().position()];
+    let lease = hold.lease();
+    let dead = [DeadLease { batch, queue: "q".into(), lease, token, positions }];
     let policy = ReapPolicy { charge: false, ..REAP };
     assert_eq!(bed.store.release_dead(bed.worker, &dead, &policy).await.unwrap(), 1);
     let again = bed.claim_one(batch).await;

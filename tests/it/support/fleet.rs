@@ -167,6 +167,22 @@ impl Fleet {
         WorkerProcess::new(child, log)
     }
 
+    /// Starts an exporter.
+    pub(crate) fn start_exporter(&self) -> WorkerProcess {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let log = self.file(&format!("worker-{number}.log"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+        command
+            .args(["exporter", "--listen", "127.0.0.1:0", "--log-format", "json"])
+            .args(["--database-url", &self.url, "--config"])
+            .arg(self.file("holdfast.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap());
+        let child = spawn_with_death_signal(&mut command, Signal::KILL).unwrap();
+        WorkerProcess::new(child, log)
+    }
+
     /// Starts the worker that an ignored test of this program is, in place of the real one.
     pub(crate) fn start_held(&self, test: &str) -> WorkerProcess {
         let number = self.started.fetch_add(1, Ordering::Relaxed);

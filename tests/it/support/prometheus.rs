@@ -29,3 +29,19 @@ pub(crate) fn check_metrics(promtool: &Path, exposition: &str) -> String {
     assert!(output.status.success() || !said.is_empty(), "{}", output.status);
     said
 }
+
+/// The value of a series of an exposition; none where it is not there.
+pub(crate) fn find(exposition: &str, series: &str) -> Option<f64> {
+    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
+    exposition.lines().find_map(value)
+}
+
+/// The value of a series that is there.
+pub(crate) fn value(exposition: &str, series: &str) -> f64 {
+    find(exposition, series).unwrap_or_else(|| panic!("no {series} in\n{exposition}"))
+}
+
+/// The names and types of an exposition's metrics, in its order.
+pub(crate) fn types(exposition: &str) -> Vec<(&str, &str)> {
+    exposition.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect()
+}

@@ -122,7 +122,10 @@ impl WorkerProcess {
     /// Asks its health server for `path`: status and body; none when nobody answers.
     pub(crate) async fn get(&self, path: &str) -> Option<(u16, String)> {
         let address: SocketAddr = self.log().iter().rev().find_map(|line| {
-            let serves = line["message"] == "serving health and metrics";
+            let said = line["message"].as_str().unwrap_or_default();
+            // The worker's words, or the exporter's.
+            let serves =
+                ["serving health and metrics", "serving metrics and health"].contains(&said);
             serves.then(|| line["address"].as_str().unwrap().parse().unwrap())
         })?;
         let mut stream = TcpStream::connect(address).await.ok()?;

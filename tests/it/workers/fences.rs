@@ -134,6 +134,7 @@ async fn a_hand_in_whose_first_answer_was_lost_extends_no_trust() {
             queue: queue.clone(),
             slot: None,
             span: Span::none(),
+            fenced: false,
         });
         until("it is handed in", LONG, async || leases.size().1 < before).await;
     };

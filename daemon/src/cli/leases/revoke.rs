@@ -171,6 +171,8 @@ impl Act<'_> {
             queue: lease.queue.clone(),
             lease: lease.lease,
             token,
+            // For what is counted afterwards, which an operator is not.
+            positions: Vec::new(),
         }];
         for _ in 0..TRIES {
             let release = async || self.database.release_dead(lease.worker, &dead, &policy).await;

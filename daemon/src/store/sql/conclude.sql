@@ -1,3 +1,5 @@
 -- conclude: publish checked outcomes of one batch, or give them back for another check.
 -- locks: parent shared (L1), lease rows (L2)   fence: lease_id + token + position (F3)   rows: one per item
-SELECT * FROM holdfast.conclude($1, $2, $3, $4, $5, $6, $7, $8, $9)
+SELECT x.*,
+       nullif(current_setting('holdfast.lock_wait_s', true), '')::double precision AS lock_wait_s
+  FROM holdfast.conclude($1, $2, $3, $4, $5, $6, $7, $8, $9) x

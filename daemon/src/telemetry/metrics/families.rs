@@ -3,7 +3,8 @@
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry,
 };
 
 /// Bucket bounds. The edges of service levels are among them: a missing edge gives no answer.
@@ -16,6 +17,9 @@ pub(super) mod buckets {
         0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 21600.0,
         86400.0,
     ];
+    /// Waits of items, seconds.
+    pub(in super::super) const WAIT: &[f64] =
+        &[0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0];
     /// Lateness of something planned, seconds.
     pub(in super::super) const LATE: &[f64] =
         &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0];
@@ -52,6 +56,11 @@ impl Families<'_> {
         self.register(family, axes)
     }
 
+    pub(super) fn float_gauges(&self, name: &str, help: &str, axes: &[Axis<'_>]) -> GaugeVec {
+        let family = GaugeVec::new(Opts::new(name, help), &labels(axes)).expect(VALID);
+        self.register(family, axes)
+    }
+
     pub(super) fn histograms(
         &self,
         name: &str,
@@ -65,6 +74,10 @@ impl Families<'_> {
 
     pub(super) fn gauge(&self, name: &str, help: &str) -> IntGauge {
         self.gauges(name, help, &[]).with_label_values(NO_LABELS)
+    }
+
+    pub(super) fn float_gauge(&self, name: &str, help: &str) -> Gauge {
+        self.float_gauges(name, help, &[]).with_label_values(NO_LABELS)
     }
 
     pub(super) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {

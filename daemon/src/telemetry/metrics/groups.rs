@@ -1,16 +1,19 @@
 //! The metrics by subject: what each is called, says and may be labelled with.
 
-use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::families::{Axis, Families, buckets};
 use crate::model::VerdictClass;
 use crate::telemetry::labels::{
     CheckErrorReason, CheckState, ClaimOutcome, ConnectionState, DbErrorClass, DbPool,
-    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, ReaperOutcome,
+    ExecutionOutcome, FenceOp, FenceReason, ItemOutcome, LostReason, PoisonReason, ReaperOutcome,
     RecoveryDisposition, RefundReason, ReleaseReason, RenewalOutcome, RetryReason, SelfFenceReason,
     SlotKind, SlotState, WakeupSource,
 };
 use crate::telemetry::names;
+
+/// What worker and exporter say of it in the same words.
+pub(super) const DB_UP_HELP: &str = "Whether the database answered when last asked.";
 
 /// Leases, as their holder sees them.
 pub(super) struct Leases {
@@ -109,7 +112,7 @@ impl Recovery {
             ),
             recovered: f.counters(
                 names::LEASES_RECOVERED,
-                "What became of items taken back.",
+                "What became of items taken back: of expired leases, and of a worker that crashed, which its guard released.",
                 &[queue, ("disposition", RecoveryDisposition::VALUES)],
             ),
             delay: f.histogram(
@@ -134,6 +137,8 @@ impl Recovery {
 pub(super) struct Claiming {
     pub(super) claims: IntCounterVec,
     pub(super) duration: HistogramVec,
+    pub(super) lock_wait: Histogram,
+    pub(super) item_wait: HistogramVec,
     pub(super) wakeups: IntCounterVec,
     pub(super) slots: IntGaugeVec,
 }
@@ -151,6 +156,17 @@ impl Claiming {
                 "Length of the whole claim transaction.",
                 &[("outcome", &["granted", "empty", "contended", "error"])],
                 buckets::DB,
+            ),
+            lock_wait: f.histogram(
+                names::PARENT_LOCK_WAIT,
+                "Wait for the parent lock of a batch, by claims and hand-ins.",
+                buckets::DB,
+            ),
+            item_wait: f.histograms(
+                names::ITEM_WAIT,
+                "How long an item was next in line before it was granted: since its batch was last served, since its next attempt was due.",
+                &[queue],
+                buckets::WAIT,
             ),
             wakeups: f.counters(
                 names::WAKEUPS,
@@ -174,7 +190,7 @@ pub(super) struct Execution {
     pub(super) running: IntGaugeVec,
     pub(super) retries: IntCounterVec,
     pub(super) finished: IntCounterVec,
-    pub(super) submitted: IntCounterVec,
+    pub(super) poisoned: IntCounterVec,
 }
 
 impl Execution {
@@ -207,7 +223,11 @@ impl Execution {
                 "Items whose end was committed by this process.",
                 &[queue, ("outcome", ItemOutcome::VALUES)],
             ),
-            submitted: f.counters(names::ITEMS_SUBMITTED, "Items accepted.", &[queue]),
+            poisoned: f.counters(
+                names::ITEMS_POISONED,
+                "Items that failed because their attempts are spent, or their worker crashed with them too often.",
+                &[queue, ("reason", PoisonReason::VALUES)],
+            ),
         }
     }
 }
@@ -219,6 +239,8 @@ pub(super) struct Database {
     pub(super) pool_limit: IntGaugeVec,
     pub(super) pool_pending: IntGaugeVec,
     pub(super) errors: IntCounterVec,
+    pub(super) clock_offset: Gauge,
+    pub(super) listener_up: IntGauge,
     pub(super) finish_group_items: Histogram,
     pub(super) finish_duration: Histogram,
 }
@@ -226,7 +248,7 @@ pub(super) struct Database {
 impl Database {
     pub(super) fn declare(f: &Families<'_>) -> Self {
         Self {
-            up: f.gauge(names::DB_UP, "Whether the database answered when last asked."),
+            up: f.gauge(names::DB_UP, DB_UP_HELP),
             pool_connections: f.gauges(
                 names::DB_POOL_CONNECTIONS,
                 "Open connections of a pool.",
@@ -246,6 +268,14 @@ impl Database {
                 names::DB_ERRORS,
                 "Database errors by class.",
                 &[("class", DbErrorClass::VALUES)],
+            ),
+            clock_offset: f.float_gauge(
+                names::DB_CLOCK_OFFSET,
+                "The wall clock of this process less the database's, at the last heartbeat.",
+            ),
+            listener_up: f.gauge(
+                names::LISTENER_UP,
+                "Whether notifications arrive; without them this process polls more often.",
             ),
             finish_group_items: f.histogram(
                 names::FINISH_GROUP_ITEMS,
