@@ -72,12 +72,23 @@ BEGIN
         fresh_s := greatest(0, extract(epoch FROM v_now - greatest(p.recorded_at, b.not_before)));
     END IF;
     p := holdfast.current_progress(p_batch);
+    -- In the order in which the claim takes them, and from the floors on: not by key, for a key that
+    -- was there before has left dead entries.
     IF p.waiting > 0 THEN
         again_s := ARRAY(
             SELECT greatest(0, extract(epoch FROM v_now - w.ready_at))
-              FROM unnest(p_positions) u(position)
-             CROSS JOIN LATERAL (SELECT x.ready_at FROM holdfast.waiting x
-                                  WHERE x.batch_id = p_batch AND x.position = u.position OFFSET 0) w);
+              FROM ((SELECT x.ready_at FROM holdfast.waiting x
+                      WHERE p.waiting > p.deferred
+                        AND x.batch_id = p_batch AND NOT x.recheck AND NOT x.deferred
+                        AND x.ready_at >= p.retry_floor AND x.ready_at <= v_now
+                      ORDER BY x.ready_at, x.position LIMIT cardinality(p_positions))
+                    UNION ALL
+                    (SELECT x.ready_at FROM holdfast.waiting x
+                      WHERE p.deferred > 0
+                        AND x.batch_id = p_batch AND NOT x.recheck AND x.deferred
+                        AND x.ready_at >= p.deferred_floor AND x.ready_at <= v_now
+                      ORDER BY x.ready_at, x.position LIMIT cardinality(p_positions))) w
+             LIMIT cardinality(p_positions));
     END IF;
 END $$;
 
