@@ -126,7 +126,7 @@ impl Guard {
     fn mind_the_watchdog(&self, manager: &Manager) {
         let ttl = self.settings.lease.ttl;
         let Some(watchdog) = manager.watchdog() else { return };
-        if watchdog > ttl - ttl / 3 {
+        if watchdog > ttl * 2 / 3 {
             warn!(
                 ?watchdog,
                 ?ttl,

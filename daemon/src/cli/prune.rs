@@ -172,6 +172,20 @@ struct Removed {
     workspaces_held: usize,
 }
 
+impl Removed {
+    fn document(&self) -> serde_json::Value {
+        json!({
+            "batches": self.batches,
+            "rows": self.rows,
+            "evidence": self.evidence,
+            "workers": self.workers,
+            "audit": self.audit,
+            "workspaces": self.workspaces,
+            "workspaces_held": self.workspaces_held,
+        })
+    }
+}
+
 impl Prune {
     fn does(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
@@ -339,26 +353,14 @@ impl Prune {
             .collect();
         let detail = json!({
             "kinds": kinds, "older_than_s": self.what.age.as_secs(), "owner": self.what.owner,
-            "queue": self.what.queue, "removed": self.removed(removed),
+            "queue": self.what.queue, "removed": removed.document(),
         });
         Ok(self.database.note_audit(&actor(), "prune", &detail).await?)
     }
 
-    fn removed(&self, removed: &Removed) -> serde_json::Value {
-        json!({
-            "batches": removed.batches,
-            "rows": removed.rows,
-            "evidence": removed.evidence,
-            "workers": removed.workers,
-            "audit": removed.audit,
-            "workspaces": removed.workspaces,
-            "workspaces_held": removed.workspaces_held,
-        })
-    }
-
     fn tell(&self, removed: &Removed) -> Result<(), CliError> {
         if self.json {
-            return print_json(&self.removed(removed));
+            return print_json(&removed.document());
         }
         print_text(&pairs(&[
             ("batches", format!("{}, with {} rows", removed.batches, removed.rows)),

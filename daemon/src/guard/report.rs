@@ -49,6 +49,9 @@ impl Reporter {
     }
 
     /// Tells the guard. One that does not listen now misses it, and hears the next.
+    ///
+    /// # Panics
+    /// Never: a report has no keys but texts.
     pub fn tell(&self, report: &Report) {
         let text = serde_json::to_vec(report).expect("a report has no keys but texts");
         if let Err(error) = self.0.send(&text) {

@@ -65,6 +65,9 @@ impl Database {
     ///
     /// # Errors
     /// See [`StoreError`].
+    ///
+    /// # Panics
+    /// Never: aggregates answer one row.
     pub async fn prune_plan(&self, what: &Prunable) -> Result<PrunePlan, StoreError> {
         let age = what.age.as_secs_f64();
         let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
@@ -146,6 +149,9 @@ impl Database {
     ///
     /// # Errors
     /// Repeating it is safe.
+    ///
+    /// # Panics
+    /// Never: the function always answers a row.
     pub async fn clear_removed(&self, batch: BatchId, limit: i32) -> Result<Cleared, FlightError> {
         let rows = self
             .flight(statements::CLEAR_REMOVED, &[(&batch.uuid(), Type::UUID), (&limit, Type::INT4)])
