@@ -184,6 +184,7 @@ pub(super) async fn serve(
     if let Some(reload) = reload {
         let orders = Orders {
             signals: OrderSignals::take().map_err(no_signals)?,
+            metrics: Arc::clone(&metrics),
             reload,
             settings: Arc::clone(&settings),
             level: telemetry.log_level(),

@@ -15,7 +15,7 @@ use crate::guard::{Report, Reporter};
 use crate::model::WorkerState;
 use crate::supervise::View;
 use crate::supervise::signals::{Order, OrderSignals};
-use crate::telemetry::LogLevel;
+use crate::telemetry::{LogLevel, Metrics};
 
 /// How often the guard hears that the worker lives, and how often it is looked whether there is news.
 const BEAT: Duration = Duration::from_secs(1);
@@ -73,6 +73,7 @@ fn report_of(view: &View, reloads: u64) -> Report {
 /// Heeds the orders that come as signals.
 pub(super) struct Orders {
     pub(super) signals: OrderSignals,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) reload: Reload,
     pub(super) settings: Arc<Settings>,
     pub(super) level: LogLevel,
@@ -104,6 +105,7 @@ impl Orders {
     }
 
     fn read_anew(&mut self) {
+        let mut applied = false;
         match (self.reload)() {
             Err(error) => {
                 error!(%error, "the configuration was not reloaded: all stays as it was");
@@ -113,6 +115,7 @@ impl Orders {
                 if let Err(error) = self.level.set(&new.log.level) {
                     error!(%error, "the configuration was not reloaded: all stays as it was");
                 } else {
+                    applied = true;
                     info!(?changed, "reloaded the configuration");
                     if !later.is_empty() {
                         warn!(keys = ?later, "settings that change with the next start of this worker");
@@ -123,6 +126,7 @@ impl Orders {
                 }
             }
         }
+        self.metrics.config_reloaded(applied);
         self.reloads.fetch_add(1, Ordering::Relaxed);
     }
 }
