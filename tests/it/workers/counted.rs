@@ -164,9 +164,14 @@ async fn a_worker_cut_off_counts_its_self_fence_and_the_heir_what_it_recovered()
         ],
     )
     .await;
-    let text = metrics(&cut_off).await;
-    assert_eq!(of(&text, "leases_lost_total", r#"queue="work",reason="db_unreachable""#), 2.0);
-    assert_eq!(of(&text, "leases_held", r#"queue="work""#), 0.0);
+    // Each in a hand-in of its own.
+    until("both are refused", LONG, async || {
+        let text = metrics(&cut_off).await;
+        let lost = r#"queue="work",reason="db_unreachable""#;
+        let held = of(&text, "leases_held", r#"queue="work""#);
+        (of(&text, "leases_lost_total", lost), held) == (2.0, 0.0)
+    })
+    .await;
 }
 
 #[tokio::test]
