@@ -188,6 +188,7 @@ impl Attempts {
             key: input.key,
             queue: batch.queue.clone(),
             attempt: hold.attempt(),
+            retries: hold.history().retries(),
             lease: hold.lease(),
             token: hold.token(),
             input_json: input.input_json,
@@ -324,9 +325,13 @@ const fn outcome(end: ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcom
         (ExecutionEnd::TimedOut, _) => ExecutionOutcome::TimedOut,
         (ExecutionEnd::Stopped, _) => ExecutionOutcome::Interrupted,
         (ExecutionEnd::Lost, _) => ExecutionOutcome::Lost,
-        (ExecutionEnd::Retryable | ExecutionEnd::Permanent | ExecutionEnd::NotAdmitted, _) => {
-            ExecutionOutcome::Failed
-        }
+        (
+            ExecutionEnd::Retryable
+            | ExecutionEnd::Permanent
+            | ExecutionEnd::NotAdmitted
+            | ExecutionEnd::Deferred(_),
+            _,
+        ) => ExecutionOutcome::Failed,
     }
 }
 
@@ -351,6 +356,17 @@ fn settlement(policy: &RetryPolicy, history: History, execution: &Execution) -> 
             history.plus_interruption(),
             history.interruptions() < policy.max_interruptions,
             Duration::ZERO,
+        ),
+        ExecutionEnd::Deferred(wait) => at_least(
+            wait,
+            uncharged(
+                policy,
+                AttemptEnding::NotAdmitted,
+                history,
+                history.plus_admission(),
+                history.admissions() < policy.max_admissions,
+                wait,
+            ),
         ),
         ExecutionEnd::NotAdmitted => uncharged(
             policy,
@@ -402,6 +418,16 @@ fn uncharged(
         Disposition::Again { ending, charged: false, delay, history: after }
     } else {
         charge(policy, before, ending)
+    }
+}
+
+/// The wait that an upstream asked for holds whether the attempt was charged or not.
+fn at_least(wait: Duration, disposition: Disposition) -> Disposition {
+    match disposition {
+        Disposition::Again { ending, charged, delay, history } => {
+            Disposition::Again { ending, charged, delay: delay.max(wait), history }
+        }
+        Disposition::Succeed | Disposition::Fail => disposition,
     }
 }
 
@@ -624,5 +650,24 @@ mod tests {
             let bound = Duration::from_secs(1u64 << n.min(9)).min(POLICY.backoff_max);
             assert!(backoff(&POLICY, n) <= bound, "{n}");
         }
+    }
+
+    #[test]
+    fn a_deferral_waits_as_long_as_asked_and_is_free_up_to_its_bound() {
+        let wait = Duration::from_mins(20);
+        let after =
+            |history| settlement(&POLICY, history, &execution(ExecutionEnd::Deferred(wait)));
+        let ending = AttemptEnding::NotAdmitted;
+        let history = History::FRESH.plus_admission();
+        assert_eq!(
+            after(History::FRESH).disposition,
+            Disposition::Again { ending, charged: false, delay: wait, history }
+        );
+        let often = times(50, History::plus_admission);
+        let Disposition::Again { charged, delay, history, .. } = after(often).disposition else {
+            panic!("it has attempts left");
+        };
+        assert!(charged && delay >= wait, "{delay:?}");
+        assert_eq!(history.attempts(), 1);
     }
 }

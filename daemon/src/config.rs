@@ -5,15 +5,19 @@
 //! with its source. Nothing else in the program reads the environment for settings.
 
 mod access;
+mod agent;
 mod error;
 mod extract;
+mod http;
 mod layers;
 mod queue;
 mod ranges;
+mod reference;
 mod report;
 mod secret;
 mod sections;
 mod units;
+mod upstream;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,15 +26,19 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use access::{Access, Permission, Workspace};
+pub use agent::AgentSpec;
 pub use error::{ConfigError, Origin, Problem};
+pub use http::{Expect, HttpSpec, Redirects};
 pub use layers::Sources;
 pub use queue::{CommandSpec, ExitClass, Otherwise, QueueSpec};
+pub use reference::SecretRef;
 pub use report::{Report, ReportEntry, check_report};
 pub use secret::{DatabaseUrl, EndpointUrl};
 pub use sections::{
     BatchDefaults, Claim, Database, Drain, Exporter, Finish, Health, Lease, Limits, Log, LogFormat,
     Reap, Retry, Sampler, Telemetry, Worker,
 };
+pub use upstream::Upstream;
 
 use crate::model::QueueName;
 use extract::Problems;
@@ -76,6 +84,8 @@ pub struct Settings {
     pub health: Health,
     /// Section `[exporter]`.
     pub exporter: Exporter,
+    /// Tables `[upstreams.NAME]`.
+    pub upstreams: BTreeMap<String, Upstream>,
     /// Tables `[queues.NAME]`.
     pub queues: BTreeMap<QueueName, QueueSpec>,
     #[serde(skip)]
@@ -103,7 +113,14 @@ struct RawSettings {
     health: Health,
     exporter: Exporter,
     #[serde(default)]
+    upstreams: BTreeMap<String, Upstream>,
+    #[serde(default)]
     queues: BTreeMap<String, CommandSpec>,
+    /// The extraction puts the queues of other executors here.
+    #[serde(default, rename = "queues/http")]
+    http_queues: BTreeMap<String, HttpSpec>,
+    #[serde(default, rename = "queues/agent")]
+    agent_queues: BTreeMap<String, AgentSpec>,
 }
 
 /// A queue that is not configured.
@@ -209,14 +226,29 @@ impl Settings {
     }
 
     fn from_raw(raw: RawSettings, origins: Arc<Origins>, problems: &mut Problems<'_>) -> Self {
-        let mut queues = BTreeMap::new();
-        for (name, mut command) in raw.queues {
-            if command.result_bytes == 0 {
-                command.result_bytes = raw.limits.result_bytes;
+        let default_bytes = raw.limits.result_bytes;
+        let or_default = |bytes: &mut usize| {
+            if *bytes == 0 {
+                *bytes = default_bytes;
             }
+        };
+        let commands = raw.queues.into_iter().map(|(name, mut spec)| {
+            or_default(&mut spec.result_bytes);
+            (name, QueueSpec::Command(spec))
+        });
+        let https = raw.http_queues.into_iter().map(|(name, mut spec)| {
+            or_default(&mut spec.result_bytes);
+            (name, QueueSpec::Http(spec))
+        });
+        let agents = raw.agent_queues.into_iter().map(|(name, mut spec)| {
+            or_default(&mut spec.result_bytes);
+            (name, QueueSpec::Agent(spec))
+        });
+        let mut queues = BTreeMap::new();
+        for (name, spec) in commands.chain(https).chain(agents) {
             match name.parse::<QueueName>() {
                 Ok(name) => {
-                    queues.insert(name, QueueSpec::Command(command));
+                    queues.insert(name, spec);
                 }
                 Err(error) => problems.add(&["queues".to_owned(), name], error.to_string()),
             }
@@ -238,6 +270,7 @@ impl Settings {
             telemetry: raw.telemetry,
             health: raw.health,
             exporter: raw.exporter,
+            upstreams: raw.upstreams,
             queues,
             origins,
         }

@@ -3,11 +3,16 @@
 //! An executor never writes a lease or a state: it returns an [`Execution`], and the attempt decides
 //! what becomes of the item.
 
+pub mod agent;
 pub mod command;
+pub mod http;
 pub mod keeper;
 pub(crate) mod processes;
 pub mod spawn;
 pub mod spawner;
+pub mod upstream;
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use time::OffsetDateTime;
@@ -17,6 +22,7 @@ use crate::model::{
     Attempt, Evidence, FencingToken, ItemRef, LeaseId, LogTail, QueueName, Reporter, StopReason,
 };
 use crate::workspace::WorkspaceId;
+use upstream::usage::Usage;
 
 /// One attempt at one item: what an executor is given.
 #[derive(Clone, Debug)]
@@ -29,6 +35,8 @@ pub struct Job {
     pub queue: QueueName,
     /// The number of this attempt.
     pub attempt: Attempt,
+    /// How often an explicit retry gave the item new attempts.
+    pub retries: u8,
     /// The lease it is held under.
     pub lease: LeaseId,
     /// The fencing token of that lease.
@@ -76,6 +84,9 @@ pub enum ExecutionEnd {
     /// It may have done what it should, or a part of that: nobody saw how it ended. Nothing of it
     /// runs here any more.
     Lost,
+    /// It did not come to its turn at what it needs: it may be tried again after this long at the
+    /// earliest, and this attempt does not count.
+    Deferred(Duration),
 }
 
 /// One execution, after its end: nothing of it runs any more.
@@ -147,4 +158,49 @@ pub trait Executor: Send + Sync {
     /// # Cancel safety
     /// Not cancel safe: dropped, it may leave a process behind. Cancel `stop` and await it.
     async fn execute(&self, job: &Job, stop: &CancellationToken) -> Execution;
+}
+
+/// What an execution used of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spent {
+    /// The model that answered, by its own word where it says one.
+    pub model: String,
+    /// How many calls were answered.
+    pub calls: u32,
+    /// Tokens, summed over the calls that said; none when none did.
+    pub usage: Option<Usage>,
+}
+
+/// What became of a line of a transcript.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// It is stored.
+    Stored,
+    /// The item is no longer held under the job's lease and token: nothing was stored.
+    Lost,
+    /// There was no answer.
+    Unknown,
+}
+
+/// Where executors note what is kept beside results. Every write is fenced: a holder that lost its
+/// lease writes nothing.
+#[async_trait]
+pub trait Ledger: Send + Sync {
+    /// Notes what an attempt used, its sum so far. It may get lost: no item fails for it.
+    async fn spend(&self, job: &Job, spent: &Spent);
+
+    /// Appends to the transcript of an attempt; `seq` counts from 0.
+    async fn note(&self, job: &Job, seq: u32, entry: &serde_json::Value) -> Noted;
+}
+
+/// Keeps nothing: for a program that embeds an executor without a database.
+pub struct NoLedger;
+
+#[async_trait]
+impl Ledger for NoLedger {
+    async fn spend(&self, _: &Job, _: &Spent) {}
+
+    async fn note(&self, _: &Job, _: u32, _: &serde_json::Value) -> Noted {
+        Noted::Stored
+    }
 }

@@ -24,6 +24,7 @@ pub mod statements;
 mod submission;
 mod sweeps;
 mod switch;
+mod upstreams;
 mod workers;
 
 pub use batches::{BatchFilter, BatchRow, BatchWork, RankedBatch};
@@ -48,4 +49,5 @@ pub use revoke::{Revocation, RevokeAnswer};
 pub use submission::{BatchRecord, ItemStream, Stored, SubmissionError};
 pub use sweeps::{BeforeReap, ServerReading};
 pub use switch::{ClaimsSwitch, SwitchChange};
+pub use upstreams::{Granted, RequestsWanted, SpentRow};
 pub use workers::WorkerRow;

@@ -7,6 +7,7 @@ mod hints;
 mod requests;
 mod scratch;
 pub mod signals;
+mod upstreams;
 mod view;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tracing::{debug, info, warn};
 pub use self::checker::{Checkers, WorkspaceCheckers};
 pub(crate) use self::cleaning::{Cleaning, CleaningError};
 pub use self::contexts::{CommandExecutors, Executors};
+pub use self::upstreams::{FleetLedger, FleetLimits};
 pub use self::view::{Summary, View};
 
 use self::contexts::Contexts;

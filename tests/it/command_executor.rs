@@ -111,6 +111,7 @@ fn job(input_json: &str) -> Job {
         key: "the key".to_owned(),
         queue: "queue".parse().unwrap(),
         attempt: Attempt::new(2),
+        retries: 0,
         lease: LeaseId::generate(),
         token: FencingToken::new(12),
         input_json: input_json.to_owned(),

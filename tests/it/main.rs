@@ -20,5 +20,6 @@ mod protocol;
 mod support;
 mod telemetry;
 mod traces;
+mod upstreams;
 mod workers;
 mod workspace;

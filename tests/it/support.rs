@@ -17,6 +17,8 @@ pub(crate) mod prometheus;
 pub(crate) mod proxy;
 #[path = "support/scene.rs"]
 pub(crate) mod scene;
+#[path = "support/upstream.rs"]
+pub(crate) mod upstream;
 #[path = "support/worker_process.rs"]
 pub(crate) mod worker_process;
 

@@ -62,6 +62,11 @@ pub(super) struct FoundFile<'r> {
 }
 
 impl Roots {
+    /// The opened workspace.
+    pub(crate) fn workspace(&self) -> &Dir {
+        &self.0[0].directory
+    }
+
     /// Opens the workspace and the outputs. Blocking. Outputs that do not exist are no root.
     ///
     /// # Errors

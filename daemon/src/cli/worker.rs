@@ -150,7 +150,9 @@ pub(super) async fn serve(
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let Seat { worker: id, link, reporter, news } = seat;
     let keeper = keeper(&settings, link)?;
-    let executors = executors(&settings, &clock, &keeper)?;
+    let executors = executors(&settings, &clock, &keeper)?
+        .in_fleet(&database, id)
+        .map_err(|error| CliError::new(Exit::Configuration, format!("upstreams: {error}")))?;
     for (name, spec) in &settings.queues {
         // What cannot run is better noticed now than with the first item.
         executors.of_spec(spec.clone(), None).map_err(|error| {

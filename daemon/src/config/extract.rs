@@ -6,12 +6,18 @@ use figment::error::{Actual, Kind};
 use figment::value::{Dict, Value};
 
 use super::RawSettings;
+use super::agent::AgentSpec;
 use super::error::Problem;
+use super::http::HttpSpec;
 use super::layers::{KeyPath, Layers, Origins, show};
 use super::queue::CommandSpec;
 
-/// Executors that are planned: named so that their refusal is not mistaken for a misspelling.
-const LATER_EXECUTORS: [&str; 2] = ["http", "agent"];
+/// The executors, each with the table of the tree that its queues are read from: a queue's keys are
+/// known by its executor.
+const EXECUTORS: [(&str, &str); 3] =
+    [("command", "queues"), ("http", "queues/http"), ("agent", "queues/agent")];
+
+const ONE_OF: &str = "must be one of command, http, agent";
 
 /// The problems found so far, and the keys they are about.
 pub(super) struct Problems<'a> {
@@ -74,62 +80,82 @@ impl<'a> Problems<'a> {
 /// Reads the settings. A key at fault is noted and takes its default, or goes where it has none, so
 /// that the next fault is found as well.
 pub(super) fn extract(layers: &Layers, problems: &mut Problems<'_>) -> Option<RawSettings> {
-    let queue_defaults = Value::serialize(CommandSpec::defaults())
-        .ok()
-        .and_then(Value::into_dict)
-        .expect("settings of a command serialise to a table");
+    let queue_defaults = [
+        defaults(CommandSpec::defaults()),
+        defaults(HttpSpec::defaults()),
+        defaults(AgentSpec::defaults()),
+    ];
     let mut tree = layers.merged();
-    complete_queues(&mut tree, &queue_defaults, problems);
+    sort_queues(&mut tree, &queue_defaults, problems);
     loop {
         let error = match tree.deserialize::<RawSettings>() {
             Ok(raw) => return Some(raw),
             Err(error) => error,
         };
-        let path = existing(&tree, &error.path);
-        let default = match path.as_slice() {
-            [queues, _, key] if queues == "queues" => queue_defaults.get(key),
-            path => layers.default_of(path),
+        let place = existing(&tree, &error.path);
+        let executor =
+            place.first().and_then(|first| EXECUTORS.iter().position(|(_, table)| first == table));
+        let mut path = place.clone();
+        if executor.is_some() {
+            "queues".clone_into(&mut path[0]);
+        }
+        let keys = executor.map(|executor| &queue_defaults[executor]);
+        let default = match (keys, path.as_slice()) {
+            (Some(keys), [_, _, key]) => keys.get(key),
+            (_, path) => layers.default_of(path),
         };
         // What looks like a number or a list in the environment may be meant as a text.
         let text =
-            layers.text_of(&path).filter(|_| !matches!(at(&tree, &path), Some(Value::String(..))));
+            layers.text_of(&path).filter(|_| !matches!(at(&tree, &place), Some(Value::String(..))));
         if let Some(text) = text {
-            put(&mut tree, &path, Some(text.into()));
+            put(&mut tree, &place, Some(text.into()));
             continue;
         }
-        let what = describe(&error.kind, layers, &path, &queue_defaults);
+        let what = describe(&error.kind, layers, &path, keys);
         problems.add_unreadable(&path, &what);
-        if path.is_empty() || !put(&mut tree, &path, default.cloned()) {
+        if place.is_empty() || !put(&mut tree, &place, default.cloned()) {
             return None;
         }
     }
 }
 
-/// Gives every queue the settings it does not name, and takes out those with another executor.
-fn complete_queues(tree: &mut Value, defaults: &Dict, problems: &mut Problems<'_>) {
+fn defaults(spec: impl serde::Serialize) -> Dict {
+    Value::serialize(spec)
+        .ok()
+        .and_then(Value::into_dict)
+        .expect("settings of a queue serialise to a table")
+}
+
+/// Gives every queue the settings it does not name, and puts it into the table of its executor.
+fn sort_queues(tree: &mut Value, defaults: &[Dict; 3], problems: &mut Problems<'_>) {
+    let mut sorted = [Dict::new(), Dict::new(), Dict::new()];
     let Some(Value::Dict(_, queues)) = at_mut(tree, &["queues".to_owned()]) else { return };
-    queues.retain(|name, queue| {
+    for (name, value) in std::mem::take(queues) {
         // Anything but a table is a type error that the extraction reports.
-        let Value::Dict(_, queue) = queue else { return true };
-        let refusal = match queue.remove("executor") {
-            Some(Value::String(_, executor)) if executor == "command" => None,
-            Some(Value::String(_, executor)) if LATER_EXECUTORS.contains(&executor.as_str()) => {
-                Some(format!(
-                    "executor `{executor}` is not available in this version, only `command` is"
-                ))
-            }
-            Some(_) => Some("must be \"command\"".to_owned()),
-            None => Some("is missing, must be \"command\"".to_owned()),
+        let Value::Dict(tag, mut queue) = value else {
+            sorted[0].insert(name, value);
+            continue;
         };
-        if let Some(what) = refusal {
-            problems.add(&["queues".to_owned(), name.clone(), "executor".to_owned()], what);
-            return false;
+        let named = match queue.remove("executor") {
+            Some(Value::String(_, executor)) => {
+                EXECUTORS.iter().position(|(known, _)| executor == *known).ok_or(ONE_OF.to_owned())
+            }
+            Some(_) => Err(ONE_OF.to_owned()),
+            None => Err(format!("is missing, {ONE_OF}")),
+        };
+        match named {
+            Ok(executor) => {
+                for (key, value) in &defaults[executor] {
+                    queue.entry(key.clone()).or_insert_with(|| value.clone());
+                }
+                sorted[executor].insert(name, Value::Dict(tag, queue));
+            }
+            Err(what) => problems.add(&["queues".to_owned(), name, "executor".to_owned()], what),
         }
-        for (key, value) in defaults {
-            queue.entry(key.clone()).or_insert_with(|| value.clone());
-        }
-        true
-    });
+    }
+    for ((_, table), queues) in EXECUTORS.into_iter().zip(sorted) {
+        put(tree, &[table.to_owned()], Some(queues.into()));
+    }
 }
 
 /// The part of an error's path that names a key: not the places in a list.
@@ -166,7 +192,7 @@ fn put(tree: &mut Value, path: &[String], value: Option<Value>) -> bool {
 }
 
 /// What is wrong, by kinds of values: a value itself may be a secret.
-fn describe(kind: &Kind, layers: &Layers, path: &[String], queue_defaults: &Dict) -> String {
+fn describe(kind: &Kind, layers: &Layers, path: &[String], keys: Option<&Dict>) -> String {
     match kind {
         Kind::InvalidType(found, wanted) => {
             format!("is {}, must be {}", found_kind(found), wanted_kind(wanted))
@@ -175,7 +201,7 @@ fn describe(kind: &Kind, layers: &Layers, path: &[String], queue_defaults: &Dict
             format!("is out of range, must be {}", wanted_kind(wanted))
         }
         Kind::UnknownField(..) => {
-            let hint = suggestion(path, layers, queue_defaults);
+            let hint = suggestion(path, layers, keys);
             hint.map_or("unknown key".into(), |key| format!("unknown key; did you mean `{key}`?"))
         }
         Kind::Message(what) => what.clone(),
@@ -226,12 +252,10 @@ fn wanted_kind(wanted: &str) -> &str {
 
 /// The known key that an unknown one was probably meant to be: one with the same last part, else
 /// one that differs in a few letters.
-fn suggestion(path: &[String], layers: &Layers, queue_defaults: &Dict) -> Option<String> {
+fn suggestion(path: &[String], layers: &Layers, keys: Option<&Dict>) -> Option<String> {
     let mut known = layers.default_keys();
-    if let [queues, name, ..] = path
-        && queues == "queues"
-    {
-        let keys = queue_defaults.keys().map(String::as_str).chain(["executor"]);
+    if let (Some(keys), [queues, name, ..]) = (keys, path) {
+        let keys = keys.keys().map(String::as_str).chain(["executor"]);
         known = keys.map(|key| vec![queues.clone(), name.clone(), key.to_owned()]).collect();
     }
     let mut same_end =

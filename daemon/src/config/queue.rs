@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::agent::AgentSpec;
+use super::http::HttpSpec;
 use super::sections::Limits;
 use super::units;
 
@@ -20,6 +22,12 @@ pub enum QueueSpec {
     /// Runs a program for each item.
     #[serde(rename = "command/1")]
     Command(CommandSpec),
+    /// Sends a request for each item.
+    #[serde(rename = "http/1")]
+    Http(HttpSpec),
+    /// Has a model with tools work on each item.
+    #[serde(rename = "agent/1")]
+    Agent(AgentSpec),
 }
 
 impl QueueSpec {
@@ -28,6 +36,28 @@ impl QueueSpec {
     pub const fn executor(&self) -> &'static str {
         match self {
             Self::Command(_) => "command",
+            Self::Http(_) => "http",
+            Self::Agent(_) => "agent",
+        }
+    }
+
+    /// The `[upstreams.NAME]` it uses; none where it names none.
+    #[must_use]
+    pub fn upstream(&self) -> Option<&str> {
+        let name = match self {
+            Self::Command(_) => return None,
+            Self::Http(http) => &http.upstream,
+            Self::Agent(agent) => &agent.upstream,
+        };
+        Some(name.as_str()).filter(|name| !name.is_empty())
+    }
+
+    /// Everything wrong with these settings, each with its key below the queue's.
+    pub(super) fn problems(&self, limits: &Limits) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Command(command) => command.problems(limits),
+            Self::Http(http) => http.problems(limits),
+            Self::Agent(agent) => agent.problems(limits),
         }
     }
 
@@ -36,6 +66,8 @@ impl QueueSpec {
     pub const fn max_running(&self) -> Option<NonZeroU32> {
         match self {
             Self::Command(command) => command.max_running,
+            Self::Http(http) => http.max_running,
+            Self::Agent(agent) => agent.max_running,
         }
     }
 
@@ -44,6 +76,8 @@ impl QueueSpec {
     pub const fn result_bytes(&self) -> usize {
         match self {
             Self::Command(command) => command.result_bytes,
+            Self::Http(http) => http.result_bytes,
+            Self::Agent(agent) => agent.result_bytes,
         }
     }
 
@@ -272,7 +306,7 @@ fn is_script_option(word: &str) -> bool {
     word.starts_with('-') && !word.starts_with("--") && word.ends_with('c')
 }
 
-fn check_variable(name: &str) -> Result<(), String> {
+pub(super) fn check_variable(name: &str) -> Result<(), String> {
     if name.is_empty() || name.contains(['=', '\0']) {
         return Err(format!("{name:?} is not a variable's name"));
     }

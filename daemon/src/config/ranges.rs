@@ -27,6 +27,7 @@ pub(super) fn check(settings: &Settings, problems: &mut Problems<'_>) {
     check_order(settings, problems);
     check_texts(settings, problems);
     check_access(settings, problems);
+    check_upstreams(settings, problems);
     check_queues(settings, problems);
 }
 
@@ -235,6 +236,18 @@ fn check_access(settings: &Settings, problems: &mut Problems<'_>) {
     }
 }
 
+fn check_upstreams(settings: &Settings, problems: &mut Problems<'_>) {
+    for (name, upstream) in &settings.upstreams {
+        if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
+            let what = "the name must be 1 to 64 characters, no control characters";
+            problems.add(&["upstreams".to_owned(), name.clone()], what);
+        }
+        for (key, what) in upstream.problems() {
+            problems.add(&["upstreams".to_owned(), name.clone(), key.to_owned()], what);
+        }
+    }
+}
+
 fn check_queues(settings: &Settings, problems: &mut Problems<'_>) {
     for name in &settings.worker.queues {
         let table = ["queues".to_owned(), name.to_string()];
@@ -244,9 +257,15 @@ fn check_queues(settings: &Settings, problems: &mut Problems<'_>) {
         }
     }
     for (name, queue) in &settings.queues {
-        let super::QueueSpec::Command(command) = queue;
-        for (key, what) in command.problems(&settings.limits) {
-            problems.add(&["queues".to_owned(), name.to_string(), key.to_owned()], what);
+        let at = |key: &str| ["queues".to_owned(), name.to_string(), key.to_owned()];
+        for (key, what) in queue.problems(&settings.limits) {
+            problems.add(&at(key), what);
+        }
+        if let Some(upstream) = queue.upstream()
+            && !settings.upstreams.contains_key(upstream)
+            && !problems.touch(&["upstreams".to_owned(), upstream.to_owned()])
+        {
+            problems.add(&at("upstream"), format!("there is no [upstreams.{upstream}]"));
         }
     }
 }

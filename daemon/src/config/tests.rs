@@ -68,16 +68,20 @@ fn documented(text: &str) -> Vec<(String, String, String)> {
     found
 }
 
-/// The commented queue of the defaults as a configuration of its own.
-fn example_queue() -> String {
-    let (_, example) = DEFAULTS.split_once("#[queues.example]\n").unwrap();
+/// A commented table of the defaults as a configuration of its own.
+fn example(table: &str) -> String {
+    let (_, example) = DEFAULTS.split_once(&format!("#[{table}]\n")).unwrap();
+    let example = example.split("\n\n").next().unwrap();
     let uncomment = |line: &str| match line.strip_prefix('#') {
         Some(key) if !key.starts_with(' ') => key.to_owned(),
         _ => line.to_owned(),
     };
     let lines: Vec<_> = example.lines().map(uncomment).collect();
-    format!("[queues.example]\n{}\n", lines.join("\n"))
+    format!("[{table}]\n{}\n", lines.join("\n"))
 }
+
+const EXAMPLES: [&str; 4] =
+    ["queues.example", "queues.example_http", "queues.example_agent", "upstreams.example"];
 
 #[test]
 fn the_defaults_are_those_of_the_design() {
@@ -105,6 +109,7 @@ fn the_default_file_holds_every_key_and_no_other() {
     let mut known = BTreeSet::new();
     leaves("", &serde_json::to_value(Settings::defaults()).unwrap(), &mut known);
     known.remove("queues");
+    known.remove("upstreams");
 
     let written: BTreeSet<_> = documented(DEFAULTS).into_iter().map(|(key, ..)| key).collect();
 
@@ -114,7 +119,7 @@ fn the_default_file_holds_every_key_and_no_other() {
 #[test]
 fn every_key_is_documented_with_its_unit_range_and_default() {
     let mut entries = documented(DEFAULTS);
-    entries.extend(documented(&example_queue()));
+    entries.extend(EXAMPLES.iter().flat_map(|table| documented(&example(table))));
     for (key, comment, value) in entries {
         let kinds = [
             "Duration,",
@@ -193,20 +198,117 @@ fn the_documented_ranges_are_those_that_are_checked() {
 
 #[test]
 fn the_documented_queue_holds_every_key_with_its_default() {
-    let text = example_queue();
+    let argv = vec!["sha256sum".to_owned(), "-".to_owned()];
+    let limits = Settings::defaults().limits;
+    let url = "https://images.example.com/resize";
+    let agent = AgentSpec::new("https://models.example.com/v1", "qwen3-32b", &limits);
+    for (name, expected) in [
+        ("example", QueueSpec::Command(CommandSpec::new(argv, &limits))),
+        ("example_http", QueueSpec::Http(HttpSpec::new(url, &limits))),
+        ("example_agent", QueueSpec::Agent(agent)),
+    ] {
+        let text = example(&format!("queues.{name}"));
+
+        let settings = load(&text, &[]).unwrap();
+
+        let spec = settings.queue(&queue(name)).unwrap();
+        assert_eq!(spec, &expected);
+        let known: BTreeSet<_> =
+            serde_json::to_value(spec).unwrap().as_object().unwrap().keys().cloned().collect();
+        let written: BTreeSet<_> = documented(&text)
+            .into_iter()
+            .map(|(key, ..)| key.strip_prefix(&format!("queues.{name}.")).unwrap().to_owned())
+            .collect();
+        assert_eq!(written, known);
+        assert_eq!(QueueSpec::from_json(&spec.to_json()).unwrap(), expected);
+    }
+}
+
+#[test]
+fn the_documented_upstream_holds_every_key_with_its_default() {
+    let text = example("upstreams.example");
 
     let settings = load(&text, &[]).unwrap();
 
-    let spec = settings.queue(&queue("example")).unwrap();
-    let argv = vec!["sha256sum".to_owned(), "-".to_owned()];
-    assert_eq!(spec, &QueueSpec::Command(CommandSpec::new(argv, &settings.limits)));
+    let upstream = &settings.upstreams["example"];
+    assert_eq!(upstream, &Upstream::default());
     let known: BTreeSet<_> =
-        serde_json::to_value(spec).unwrap().as_object().unwrap().keys().cloned().collect();
+        serde_json::to_value(upstream).unwrap().as_object().unwrap().keys().cloned().collect();
     let written: BTreeSet<_> = documented(&text)
         .into_iter()
-        .map(|(key, ..)| key.strip_prefix("queues.example.").unwrap().to_owned())
+        .map(|(key, ..)| key.strip_prefix("upstreams.example.").unwrap().to_owned())
         .collect();
     assert_eq!(written, known);
+}
+
+#[test]
+fn what_is_wrong_with_queues_of_upstreams_is_named() {
+    let file = r#"
+        [queues.web]
+        executor = "http"
+        url = "https://{input}/x"
+        method = "get"
+        headers = { "Holdfast-Token" = "1", "a b" = "x", "X-A" = "1" }
+        secret_headers = { "x-a" = { env = "KEY" }, "X-B" = {} }
+        api_key = { env = "KEY", file = "/key" }
+        redirects = "some"
+        upstream = "nowhere"
+        connect_timeout = "0s"
+        [queues.scrape]
+        executor = "http"
+        url = "{input.url}"
+        api_key = { env = "KEY" }
+        urls = 1
+        [queues.review]
+        executor = "agent"
+        base_url = "models"
+        api_key = { env = "KEY" }
+        env_pass = ["PATH", "KEY"]
+        tools = ["shell", "browser"]
+        parameters = { stream = true }
+        max_turns = 0
+        retry_on = ["completed"]
+        [upstreams.local]
+        allow_networks = ["127.0.0.0/33"]
+        [upstreams.other]
+        pause_min = "1h"
+        too_large_patterns = ["("]
+        rpm = 3
+    "#;
+
+    let found = problems(file, &[]);
+
+    for expected in [
+        "queues.web.url: must name a host, without placeholders",
+        "queues.web.method: must be one of GET, HEAD, POST, PUT, PATCH, DELETE",
+        "queues.web.headers: Holdfast-Token: this header is the worker's own",
+        "queues.web.headers: \"a b\" is not a header's name",
+        "queues.web.secret_headers: x-a: this header is given twice",
+        "queues.web.secret_headers: X-B: must name a variable",
+        "queues.web.api_key: must be either `env` or `file`",
+        "queues.web.redirects: \"some\" is not one of none, same_origin, any",
+        "queues.web.upstream: there is no [upstreams.nowhere]",
+        "queues.web.connect_timeout: must be 10ms to 10m",
+        "queues.scrape.url: must not be made of item data where secrets are sent",
+        "queues.scrape.urls: unknown key; did you mean `queues.scrape.url`?",
+        "queues.review.base_url: must begin with http:// or https://",
+        "queues.review.model: must name a model",
+        "queues.review.env_pass: KEY: a secret must not reach the model's commands",
+        "queues.review.tools: \"browser\" is not one of shell, read_file, write_file",
+        "queues.review.parameters: `stream` is the executor's own",
+        "queues.review.max_turns: must be 1 to 1000",
+        "queues.review.retry_on: \"completed\" is not one of",
+        "upstreams.local.allow_networks: ",
+        "upstreams.other.pause_min: is above `pause_max`",
+        "upstreams.other.too_large_patterns: \"(\" is not a pattern",
+        "upstreams.other.rpm: unknown key",
+    ] {
+        assert!(
+            found.iter().any(|line| line.starts_with(expected)),
+            "{expected}\nnot in {found:#?}"
+        );
+    }
+    assert_eq!(found.len(), 23, "{found:#?}");
 }
 
 #[test]
@@ -445,14 +547,14 @@ fn a_variable_is_a_text_where_a_text_is_wanted() {
     assert_eq!(settings.health.listen, Some("[::1]:0".parse().unwrap()));
     assert_eq!((settings.limits.input_bytes, settings.limits.result_bytes), (2048, 2048));
     assert_eq!(settings.finish.group_delay, Duration::ZERO);
-    let QueueSpec::Command(q) = settings.queue(&queue("q")).unwrap();
+    let QueueSpec::Command(q) = settings.queue(&queue("q")).unwrap() else { panic!("not q") };
     assert_eq!(q.env.iter().collect::<Vec<_>>(), [(&"Mixed__Case".into(), &"1".into())]);
     assert_eq!((q.cwd.as_deref(), q.result_bytes), (Some("/srv"), 2048));
     let report = check_report(&settings);
     let entry = report.entries().iter().find(|entry| entry.key == "drain.slack").unwrap();
     assert_eq!(entry.origin, Origin::Variable("HOLDFAST__DRAIN".into()));
     assert_eq!(settings.drain.slack, Duration::from_secs(7));
-    let QueueSpec::Command(r) = settings.queue(&queue("r")).unwrap();
+    let QueueSpec::Command(r) = settings.queue(&queue("r")).unwrap() else { panic!("not r") };
     assert_eq!(r.argv, ["echo", "1"]);
 }
 
@@ -551,7 +653,7 @@ fn wrong_queues_are_named_with_their_keys() {
         executor = "command"
         argv = ["true"]
         [queues.web]
-        executor = "http"
+        executor = "https"
         url = "http://x"
         [queues.none]
         argv = ["true"]
@@ -590,10 +692,10 @@ fn wrong_queues_are_named_with_their_keys() {
     for expected in [
         "worker.queues: queue `nowhere` has no [queues.nowhere] (file holdfast.toml, line 2)",
         "worker.queues: queue `never` has no [queues.never] (file holdfast.toml, line 2)",
-        "queues.web.executor: executor `http` is not available in this version, only `command` is \
-         (file holdfast.toml, line 7)",
-        "queues.none.executor: is missing, must be \"command\" (file holdfast.toml, line 9)",
-        "queues.odd.executor: must be \"command\" (file holdfast.toml, line 12)",
+        "queues.web.executor: must be one of command, http, agent (file holdfast.toml, line 7)",
+        "queues.none.executor: is missing, must be one of command, http, agent \
+         (file holdfast.toml, line 9)",
+        "queues.odd.executor: must be one of command, http, agent (file holdfast.toml, line 12)",
         "queues.empty.argv: must be a list that begins with the name of a program \
          (file holdfast.toml, line 13)",
         "queues.typo.timeot: unknown key; did you mean `queues.typo.timeout`? \

@@ -337,6 +337,7 @@ mod tests {
             key: "the key".to_owned(),
             queue: "queue".parse().unwrap(),
             attempt: Attempt::new(2),
+            retries: 0,
             lease: LeaseId::generate(),
             token: FencingToken::new(9_007_199_254_740_993),
             input_json: input_json.to_owned(),

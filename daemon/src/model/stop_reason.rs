@@ -32,6 +32,8 @@ pub enum StopReason {
     Forgotten,
     /// The database refused what it left.
     Unstorable,
+    /// Its lease was lost while it ran, and its last note was refused.
+    LeaseLost,
     /// Its lease expired: the worker died, froze or was cut off.
     LeaseExpired,
     /// Its worker died, and whoever guarded that gave it back.
@@ -64,7 +66,11 @@ pub enum StopReason {
     WorkspaceQuota,
     /// An upstream answered with an error, or not as it should.
     UpstreamError,
-    /// An upstream asked to wait.
+    /// An upstream refused the request as it is: another attempt gets the same answer.
+    Rejected,
+    /// An upstream does not have the model.
+    ModelNotFound,
+    /// An upstream asked to wait, or a limit of the fleet left no turn.
     Throttled,
     /// An upstream is paused: credentials, quota, or a model it does not know.
     UpstreamPaused,
@@ -78,7 +84,7 @@ pub enum StopReason {
 
 impl StopReason {
     /// Every reason.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 38] = [
         Self::Completed,
         Self::ExitStatus,
         Self::Signal,
@@ -93,6 +99,7 @@ impl StopReason {
         Self::Unstarted,
         Self::Forgotten,
         Self::Unstorable,
+        Self::LeaseLost,
         Self::LeaseExpired,
         Self::WorkerDied,
         Self::Revoked,
@@ -109,6 +116,8 @@ impl StopReason {
         Self::EmptyResponse,
         Self::WorkspaceQuota,
         Self::UpstreamError,
+        Self::Rejected,
+        Self::ModelNotFound,
         Self::Throttled,
         Self::UpstreamPaused,
         Self::UpstreamDown,
@@ -134,6 +143,7 @@ impl StopReason {
             Self::Unstarted => "unstarted",
             Self::Forgotten => "forgotten",
             Self::Unstorable => "unstorable",
+            Self::LeaseLost => "lease_lost",
             Self::LeaseExpired => "lease_expired",
             Self::WorkerDied => "worker_died",
             Self::Revoked => "revoked",
@@ -150,6 +160,8 @@ impl StopReason {
             Self::EmptyResponse => "empty_response",
             Self::WorkspaceQuota => "workspace_quota",
             Self::UpstreamError => "upstream_error",
+            Self::Rejected => "rejected",
+            Self::ModelNotFound => "model_not_found",
             Self::Throttled => "throttled",
             Self::UpstreamPaused => "upstream_paused",
             Self::UpstreamDown => "upstream_down",

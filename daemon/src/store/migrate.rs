@@ -20,7 +20,7 @@ const LOCK_TIMEOUT: &str = "SET lock_timeout = '2s'";
 const LOCK_TRIES: u32 = 30;
 
 /// The oldest schema version this program works with.
-pub const OLDEST: i64 = 18;
+pub const OLDEST: i64 = 19;
 
 /// The newest schema version this program knows: the last migration embedded in it.
 #[must_use]

@@ -15,6 +15,8 @@ statements! {
     ASK_WORKERS = "ask_workers";
     /// The attempts of one item that did not end in its outcome, oldest first.
     ATTEMPTS_OF_ITEM = "attempts_of_item";
+    /// Nobody asks an upstream for so long.
+    BLOCK_UPSTREAM = "block_upstream";
     /// One batch with its counts, of one owner or of anyone.
     BATCH_BY_ID = "batch_by_id";
     /// The batch an owner submitted under a key, with what it was submitted as.
@@ -79,6 +81,8 @@ statements! {
     GLOBAL_TABLES = "global_tables";
     /// How many workers that have not ended are how.
     GLOBAL_WORKERS = "global_workers";
+    /// How many requests a worker may begin at an upstream, and when.
+    GRANT_REQUESTS = "grant_requests";
     /// Return a whole lease whose claim was never answered.
     GIVE_BACK = "give_back";
     /// Publish outcomes and end attempts of one batch.
@@ -105,6 +109,14 @@ statements! {
     LEASES_OF_WORKER = "leases_of_worker";
     /// Workers that have not ended, oldest first; with $1 the others too.
     LIVE_WORKERS = "live_workers";
+    /// What an attempt used of a model so far.
+    NOTE_SPENT = "note_spent";
+    /// One more line of an attempt's transcript.
+    NOTE_TURN = "note_turn";
+    /// Nobody asks an upstream for so long, longer with every pause in a row.
+    PAUSE_UPSTREAM = "pause_upstream";
+    /// A paused upstream is well again.
+    RESUME_UPSTREAM = "resume_upstream";
     /// A page of items whose verdict is of one class, or that have none, from a position on.
     ITEMS_PAGE_VERDICT = "items_page_verdict";
     /// An entry of the audit log about the whole database.

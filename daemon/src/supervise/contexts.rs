@@ -11,13 +11,17 @@ use tracing::{debug, warn};
 
 use super::checker::Checkers;
 use super::scratch::ScratchRoot;
+use super::upstreams::{FleetLedger, FleetLimits};
 use crate::attempt::{BatchContext, RetryPolicy};
 use crate::clock::{Clock, SystemClock};
-use crate::config::{self, Access, QueueSpec, Retry, Settings};
-use crate::execute::command::{CommandExecutor, CommandSpec, Otherwise};
+use crate::config::{self, Access, AgentSpec, HttpSpec, QueueSpec, Retry, Settings};
+use crate::execute::agent::{AgentExecutor, SHELL_ARGV};
+use crate::execute::command::{CommandExecutor, CommandSpec, InvalidCommand, Otherwise};
+use crate::execute::http::HttpExecutor;
 use crate::execute::spawner::Spawner;
-use crate::execute::{Execution, ExecutionEnd, Executor, Job};
-use crate::model::{BatchId, QueueName, StopReason};
+use crate::execute::upstream::{SharedLimits, UnsharedLimits, Upstreams};
+use crate::execute::{Execution, ExecutionEnd, Executor, Job, Ledger, NoLedger};
+use crate::model::{BatchId, QueueName, StopReason, WorkerId};
 use crate::store::{BatchWork, Database};
 use crate::workspace::{BatchIdentity, Gate, Workspaces};
 
@@ -155,16 +159,43 @@ impl Executor for Unrunnable {
     }
 }
 
-/// The executors that queues can name.
-pub struct CommandExecutors {
+/// What starts the processes of executions.
+struct Processes {
     settings: Arc<Settings>,
     spawner: Arc<dyn Spawner>,
     scratch: ScratchRoot,
     clock: Arc<dyn Clock>,
 }
 
+impl Processes {
+    fn command(
+        &self,
+        spec: config::CommandSpec,
+        gate: Option<Arc<Gate>>,
+    ) -> Result<CommandExecutor, InvalidCommand> {
+        CommandExecutor::new(
+            command_spec(spec, &self.settings),
+            gate,
+            std::env::vars_os(),
+            self.scratch.path().to_owned(),
+            Arc::clone(&self.spawner),
+            Arc::clone(&self.clock),
+        )
+    }
+}
+
+/// The executors that queues can name.
+pub struct CommandExecutors {
+    settings: Arc<Settings>,
+    processes: Arc<Processes>,
+    upstreams: Arc<Upstreams>,
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+}
+
 impl CommandExecutors {
-    /// Executors bounded by these settings, which start their processes through `spawner`.
+    /// Executors bounded by these settings, which start their processes through `spawner`. Limits of
+    /// upstreams are those of this process alone, until it is [part of a fleet](Self::in_fleet).
     ///
     /// # Errors
     /// When there is no place for the private directories of executions.
@@ -174,7 +205,27 @@ impl CommandExecutors {
         clock: Arc<dyn Clock>,
     ) -> io::Result<Self> {
         let scratch = ScratchRoot::create(&*clock)?;
-        Ok(Self { settings, spawner, scratch, clock })
+        let upstreams = upstreams(&settings, Arc::new(UnsharedLimits::default()), &clock)?;
+        let ledger = Arc::new(NoLedger);
+        let processes = Processes {
+            settings: Arc::clone(&settings),
+            spawner,
+            scratch,
+            clock: Arc::clone(&clock),
+        };
+        Ok(Self { settings, processes: Arc::new(processes), upstreams, ledger, clock })
+    }
+
+    /// The same as a part of the fleet on this database: its limits of upstreams are shared, and what
+    /// executions use is noted there.
+    ///
+    /// # Errors
+    /// When the settings of an upstream cannot be used.
+    pub fn in_fleet(self, database: &Database, worker: WorkerId) -> io::Result<Self> {
+        let limits = FleetLimits::new(database.clone(), worker);
+        let upstreams = upstreams(&self.settings, Arc::new(limits), &self.clock)?;
+        let ledger = Arc::new(FleetLedger::new(database.clone()));
+        Ok(Self { upstreams, ledger, ..self })
     }
 }
 
@@ -189,19 +240,80 @@ impl CommandExecutors {
         spec: QueueSpec,
         gate: Option<&Arc<Gate>>,
     ) -> Result<(Arc<dyn Executor>, Duration), String> {
-        let QueueSpec::Command(spec) = spec;
+        match spec {
+            QueueSpec::Command(spec) => self.command(spec, gate),
+            QueueSpec::Http(spec) => self.http(spec),
+            QueueSpec::Agent(spec) => self.agent(spec, gate),
+        }
+    }
+
+    fn command(
+        &self,
+        spec: config::CommandSpec,
+        gate: Option<&Arc<Gate>>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
         let timeout = spec.timeout;
-        let executor = CommandExecutor::new(
-            command_spec(spec, &self.settings),
+        let executor = self.processes.command(spec, gate.cloned());
+        Ok((Arc::new(executor.map_err(|error| error.to_string())?), timeout))
+    }
+
+    /// An agent's commands run as those of a queue with `workspace = true` and every other setting
+    /// at its default.
+    fn agent(
+        &self,
+        mut spec: AgentSpec,
+        gate: Option<&Arc<Gate>>,
+    ) -> Result<(Arc<dyn Executor>, Duration), String> {
+        let timeout = spec.timeout;
+        spec.result_bytes = spec.result_bytes.min(self.settings.limits.result_bytes);
+        let argv = SHELL_ARGV.map(str::to_owned).to_vec();
+        let shell = config::CommandSpec {
+            env: spec.env.clone(),
+            env_pass: spec.env_pass.clone(),
+            workspace: true,
+            retry: Vec::new(),
+            result_bytes: spec.tool_output,
+            ..config::CommandSpec::new(argv, &self.settings.limits)
+        };
+        let (processes, behind) = (Arc::clone(&self.processes), gate.cloned());
+        let shells = move |timeout: Duration| {
+            processes.command(config::CommandSpec { timeout, ..shell.clone() }, behind.clone())
+        };
+        let executor = AgentExecutor::new(
+            spec,
+            &self.upstreams,
+            Box::new(shells),
             gate.cloned(),
-            std::env::vars_os(),
-            self.scratch.path().to_owned(),
-            Arc::clone(&self.spawner),
+            Arc::clone(&self.ledger),
+            self.settings.limits.error_chars,
             Arc::clone(&self.clock),
         )
         .map_err(|error| error.to_string())?;
         Ok((Arc::new(executor), timeout))
     }
+
+    fn http(&self, mut spec: HttpSpec) -> Result<(Arc<dyn Executor>, Duration), String> {
+        let timeout = spec.timeout;
+        spec.result_bytes = spec.result_bytes.min(self.settings.limits.result_bytes);
+        let executor = HttpExecutor::new(
+            spec,
+            &self.upstreams,
+            Arc::clone(&self.ledger),
+            self.settings.limits.error_chars,
+            Arc::clone(&self.clock),
+        )
+        .map_err(|error| error.to_string())?;
+        Ok((Arc::new(executor), timeout))
+    }
+}
+
+fn upstreams(
+    settings: &Settings,
+    shared: Arc<dyn SharedLimits>,
+    clock: &Arc<dyn Clock>,
+) -> io::Result<Arc<Upstreams>> {
+    let upstreams = Upstreams::new(&settings.upstreams, shared, Arc::clone(clock));
+    upstreams.map(Arc::new).map_err(io::Error::other)
 }
 
 impl Executors for CommandExecutors {

@@ -108,6 +108,7 @@ fn job(lease: LeaseId) -> Job {
         key: "key".to_owned(),
         queue: "queue".parse().unwrap(),
         attempt: Attempt::new(1),
+        retries: 0,
         lease,
         token: FencingToken::new(1),
         input_json: "1".to_owned(),

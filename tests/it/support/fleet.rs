@@ -421,6 +421,8 @@ pub(crate) struct Submission {
     pub(crate) not_before: Option<OffsetDateTime>,
     pub(crate) permanent: Vec<u8>,
     pub(crate) timeout: Duration,
+    /// What runs the items in place of a command.
+    pub(crate) spec: Option<QueueSpec>,
 }
 
 impl Submission {
@@ -439,10 +441,19 @@ impl Submission {
             not_before: None,
             permanent: Vec::new(),
             timeout: LONG,
+            spec: None,
         }
     }
 
+    /// Items that this executor runs.
+    pub(crate) fn running(items: impl IntoIterator<Item = Value>, spec: QueueSpec) -> Self {
+        Self { spec: Some(spec), ..Self::of(items, "") }
+    }
+
     fn spec(&self, marks: &Path) -> QueueSpec {
+        if let Some(spec) = &self.spec {
+            return spec.clone();
+        }
         let script = format!(
             "input=$1; mark() {{ read -r up _ </proc/uptime; echo \"$1 $HOLDFAST_BATCH_ID \
              $HOLDFAST_POSITION $HOLDFAST_ATTEMPT $HOLDFAST_TOKEN $up\" >>\"$MARKS\"; }}\n\

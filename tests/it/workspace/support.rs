@@ -175,6 +175,7 @@ fn job(criteria: &[&str]) -> Job {
         key: "the key".to_owned(),
         queue: "queue".parse().unwrap(),
         attempt: Attempt::new(1),
+        retries: 0,
         lease: LeaseId::generate(),
         token: FencingToken::new(12),
         input_json: r#""the input""#.to_owned(),
