@@ -173,12 +173,9 @@ impl Reply {
     }
 }
 
-type Answering = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
-
 #[derive(Default)]
 struct State {
     script: Mutex<VecDeque<Reply>>,
-    otherwise: Mutex<Option<Answering>>,
     seen: Mutex<Vec<Seen>>,
     /// Requests that the client gave up before their answer was whole.
     dropped: AtomicUsize,
@@ -207,13 +204,6 @@ impl Upstream {
         let mut tasks = JoinSet::new();
         tasks.spawn(serve(listener, Arc::clone(&state)));
         Self { address, state, _tasks: tasks }
-    }
-
-    /// A server that answers by what it is asked.
-    pub(crate) async fn answering(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
-        let upstream = Self::new([]).await;
-        *lock(&upstream.state.otherwise) = Some(Box::new(answer));
-        upstream
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -261,7 +251,7 @@ async fn serve(listener: TcpListener, state: Arc<State>) {
 async fn converse(mut stream: TcpStream, state: &State) {
     let mut buffer = Vec::new();
     while let Some(seen) = next_request(&mut stream, &mut buffer).await {
-        let reply = reply_to(state, &seen);
+        let reply = next_reply(state);
         lock(&state.seen).push(seen);
         let running = state.running.fetch_add(1, Ordering::SeqCst) + 1;
         state.most.fetch_max(running, Ordering::SeqCst);
@@ -278,10 +268,7 @@ async fn converse(mut stream: TcpStream, state: &State) {
     }
 }
 
-fn reply_to(state: &State, seen: &Seen) -> Reply {
-    if let Some(answer) = &*lock(&state.otherwise) {
-        return answer(seen);
-    }
+fn next_reply(state: &State) -> Reply {
     let mut script = lock(&state.script);
     if script.len() > 1 { script.pop_front().unwrap() } else { script[0].clone() }
 }
