@@ -5,6 +5,7 @@
 //! from what was recorded of the commands, by their real exit statuses.
 
 mod chat;
+mod ending;
 mod files;
 mod prompt;
 mod session;
@@ -21,8 +22,9 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
+use self::ending::Ended;
 use self::prompt::System;
-use self::session::{Ended, Session};
+use self::session::Session;
 use super::command::{CommandExecutor, InvalidCommand};
 use super::http::{InvalidHttp, SecretHeaders, failed, no_secret};
 use super::upstream::call::Failure;

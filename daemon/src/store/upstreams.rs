@@ -74,6 +74,9 @@ impl Database {
     ///
     /// # Errors
     /// See [`FlightError`]. What may have been granted without an answer lapses.
+    ///
+    /// # Panics
+    /// Never: the function answers one row.
     pub async fn grant_requests(
         &self,
         wanted: &RequestsWanted<'_>,
@@ -120,6 +123,9 @@ impl Database {
     ///
     /// # Errors
     /// See [`FlightError`]; repeating it is safe.
+    ///
+    /// # Panics
+    /// Never: the function answers one row.
     pub async fn pause_upstream(
         &self,
         upstream: &str,

@@ -19,7 +19,7 @@ use crate::support::worker_process::WorkerProcess;
 
 /// Settings of workers that may reach this machine.
 fn settings(more: &str) -> String {
-    format!("{SHORT_LEASE}\n[upstreams.{LOCAL}]\nallow_networks = ['127.0.0.0/8']\n{more}\n")
+    format!("[upstreams.{LOCAL}]\nallow_networks = ['127.0.0.0/8']\n{more}\n")
 }
 
 fn items(count: usize) -> Vec<Value> {
@@ -222,7 +222,7 @@ async fn only_a_holder_notes_what_it_used_and_what_was_said() {
 #[tokio::test]
 async fn a_cancel_and_a_lost_lease_close_the_connection() {
     let upstream = Upstream::new([Reply::hang()]).await;
-    let fleet = Fleet::new(&settings("")).await;
+    let fleet = Fleet::new(&format!("{SHORT_LEASE}\n{}", settings(""))).await;
     let mut worker = fleet.start();
     worker.ready().await;
     let http = || QueueSpec::Http(spec(upstream.url("/")));

@@ -72,7 +72,9 @@ fn read_call(call: &mut Value, before: &[ToolCall], turn: u32, n: usize) -> Tool
         Value::String(text) => text.clone(),
         // Some servers parse them; nothing at all is an empty object.
         Value::Null => "{}".to_owned(),
-        other => other.to_string(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            function["arguments"].to_string()
+        }
     };
     ToolCall { id, name, arguments }
 }
@@ -85,7 +87,9 @@ fn text_of(content: Option<&Value>) -> String {
             let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
             texts.collect::<Vec<_>>().join("").trim().to_owned()
         }
-        Some(_) | None => String::new(),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) | None => {
+            String::new()
+        }
     }
 }
 

@@ -13,7 +13,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::chat::{Reply, ToolCall, tool_message};
-use super::tools::{Tool, schemas, shown};
+use super::ending::{Ended, Stop, of_failure, stop, told};
+use super::tools::{Tool, schemas};
 use super::transcript::Transcript;
 use super::{AgentExecutor, files, prompt};
 use crate::clock::BootInstant;
@@ -23,10 +24,10 @@ use crate::execute::upstream::call::{CallLimits, Failure, call, error_text, inva
 use crate::execute::upstream::exchange::{Bounds, Outgoing};
 use crate::execute::upstream::secret::Secrets;
 use crate::execute::upstream::usage::Usage;
-use crate::execute::{Execution, ExecutionEnd, Executor, Job, Noted, Spent};
+use crate::execute::{ExecutionEnd, Executor, Job, Noted, Spent};
 use crate::model::evidence::MAX_COMMAND_CHARS;
 use crate::model::{Evidence, StopReason};
-use crate::workspace::{Holder, WorkspaceId};
+use crate::workspace::Holder;
 
 /// The most records kept of one attempt; the oldest go first.
 const MAX_EVIDENCE: usize = 200;
@@ -40,31 +41,6 @@ const MAX_CUT_CALLS: u32 = 2;
 const FORGOTTEN: &str = "[an earlier result, left out for want of room]";
 /// Bytes of text that a token stands for, by estimate: ten of them.
 const TEN_BYTES_PER_TOKEN: u64 = 35;
-
-/// How a session ended.
-pub(super) struct Ended {
-    /// What it means, where the reason alone does not say.
-    pub(super) end: Option<ExecutionEnd>,
-    pub(super) reason: StopReason,
-    /// The report, or the last that the model said.
-    pub(super) text: String,
-    /// Whether the server cut the text off.
-    pub(super) cut_short: bool,
-    pub(super) error: String,
-    pub(super) evidence: Vec<Evidence>,
-    pub(super) workspace: Option<WorkspaceId>,
-}
-
-/// Why a session ends; without it, it goes on.
-struct Stop {
-    reason: StopReason,
-    end: Option<ExecutionEnd>,
-    error: String,
-}
-
-const fn stop(reason: StopReason) -> Stop {
-    Stop { reason, end: None, error: String::new() }
-}
 
 /// The answer to a call of a tool.
 struct Answered {
@@ -510,43 +486,6 @@ impl<'a> Session<'a> {
         match self.transcript.note(entry).await {
             Noted::Lost => Err(stop(StopReason::LeaseLost)),
             Noted::Stored | Noted::Unknown => Ok(()),
-        }
-    }
-}
-
-/// What a model is told of a command, and the marker of its exit status where it has one.
-fn told(execution: &Execution, timeout: Duration) -> (String, Option<String>) {
-    let marker = execution.exit_status.map(|status| format!("Exit Code: {status}"));
-    let last_line = match (execution.end, &marker, execution.signal) {
-        (ExecutionEnd::TimedOut, _, _) => {
-            format!("Timed out after {}", humantime::format_duration(timeout))
-        }
-        (_, Some(marker), _) => marker.clone(),
-        (_, None, Some(signal)) => format!("Ended by signal {signal}"),
-        (_, None, None) => format!("Error: {}", execution.error.as_deref().unwrap_or("not run")),
-    };
-    let mut output = execution.output.clone();
-    if execution.output_truncated {
-        let missing = execution.output_bytes.saturating_sub(output.len() as u64);
-        output.push_str(&format!("\n[… {missing} bytes not captured …]\n"));
-        if let Some(record) = execution.evidence.first() {
-            output.push_str(&record.output_tail);
-        }
-    }
-    let marker = marker.filter(|_| execution.end != ExecutionEnd::TimedOut);
-    (shown(&output, &last_line), marker)
-}
-
-/// How a call that failed for good ends the session.
-fn of_failure(failure: Failure) -> Stop {
-    let Failure { end, reason, error } = failure;
-    match (reason, end) {
-        (StopReason::ContextOverflow, _) => Stop { reason, end: None, error },
-        (_, ExecutionEnd::Stopped) => stop(StopReason::Stopped),
-        (reason, ExecutionEnd::Deferred(_)) => Stop { reason, end: Some(end), error },
-        (reason, end) => {
-            let error = format!("{reason}: {error}");
-            Stop { reason: StopReason::UpstreamError, end: Some(end), error }
         }
     }
 }

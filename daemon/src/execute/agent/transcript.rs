@@ -1,5 +1,7 @@
 //! The transcript of an attempt: one line for each turn, bounded as a whole and in each text.
 
+use std::fmt::Write;
+
 use serde_json::{Value, json};
 
 use crate::execute::{Job, Ledger, Noted};
@@ -56,7 +58,8 @@ fn bound(entry: &mut Value) {
         Value::String(text) if text.len() > TEXT_BYTES => {
             let whole = text.len();
             text.truncate(text.floor_char_boundary(TEXT_BYTES));
-            text.push_str(&format!("[… {} bytes left out]", whole - text.len()));
+            let left_out = whole - text.len();
+            write!(text, "[… {left_out} bytes left out]").expect("a String takes any text");
         }
         Value::Array(list) => list.iter_mut().for_each(bound),
         Value::Object(members) => members.values_mut().for_each(bound),

@@ -63,19 +63,18 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
-    let [a, b, c, d, e, f, g, h] = address.segments();
-    let embedded = |high: u16, low: u16| {
-        let [a, b] = high.to_be_bytes();
-        let [c, d] = low.to_be_bytes();
-        is_public_v4(Ipv4Addr::new(a, b, c, d))
+    let segments = address.segments();
+    let embedded = |at: usize| {
+        let [high, low] = [segments[at], segments[at + 1]].map(u16::to_be_bytes);
+        is_public_v4(Ipv4Addr::new(high[0], high[1], low[0], low[1]))
     };
-    match (a, b) {
+    match segments {
         // Addresses that lead to one of version 4: as that one.
-        (0x0064, 0xff9b) if [c, d, e, f] == [0; 4] => embedded(g, h),
-        (0x2002, _) => embedded(b, c),
+        [0x0064, 0xff9b, 0, 0, 0, 0, ..] => embedded(6),
+        [0x2002, ..] => embedded(1),
         // Of 2000::/3, what is assigned to hosts: no Teredo, no documentation, no benchmarks.
-        (0x2001, 0x0000 | 0x0002 | 0x0db8) | (0x3fff, 0..=0x0fff) => false,
-        (a, _) => a & 0xe000 == 0x2000,
+        [0x2001, 0x0000 | 0x0002 | 0x0db8, ..] | [0x3fff, 0..=0x0fff, ..] => false,
+        [first, ..] => first & 0xe000 == 0x2000,
     }
 }
 

@@ -130,7 +130,6 @@ fn by_status(
         429 | 529 => Class::Throttled(asked),
         503 if asked.is_some() => Class::Throttled(asked),
         408 | 409 | 425 | 500.. => Class::Transient,
-        300..=399 => Class::Permanent(StopReason::Rejected),
         _ => Class::Permanent(StopReason::Rejected),
     }
 }

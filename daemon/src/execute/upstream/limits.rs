@@ -5,6 +5,8 @@
 //! number of requests but a row of instants, so that the requests of the fleet come one after the
 //! other and never more of them in any minute than allowed, whoever holds how many.
 
+mod unshared;
+
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +16,8 @@ use async_trait::async_trait;
 use rand::Rng;
 use tokio::time::sleep;
 use tracing::{debug, warn};
+
+pub use self::unshared::UnsharedLimits;
 
 use crate::clock::{BootInstant, Clock};
 
@@ -409,7 +413,7 @@ impl Admission {
             let now = self.clock.now();
             let told_at = permit.gate.state().told_at;
             let is_old = told_at.is_none_or(|told_at| now.since(told_at) >= VALID / 3);
-            if is_old && self.counts(permit) {
+            if is_old && Self::counts(permit) {
                 let told = self.tell(&permit.gate, permit.rates, 0).await;
                 drop(
                     told.inspect_err(|error| debug!(%error, "requests under way are not counted")),
@@ -419,13 +423,13 @@ impl Admission {
     }
 
     /// Whether what is under way is counted in the fleet.
-    fn counts(&self, permit: &Permit) -> bool {
+    fn counts(permit: &Permit) -> bool {
         permit.rates.max_in_flight.is_some() || permit.gate.state().pauses > 0
     }
 
     /// Gives a permit back, and says so to the fleet where others may wait for that.
     pub(in crate::execute) async fn release(&self, permit: Permit) {
-        let counts = self.counts(&permit);
+        let counts = Self::counts(&permit);
         let (gate, rates) = (Arc::clone(&permit.gate), permit.rates);
         drop(permit);
         // Whoever waits here says it with what it asks for.
@@ -491,65 +495,4 @@ enum Look {
     Blocked,
     Ready,
     Ask,
-}
-
-/// Limits that end with this process: for a program that embeds an executor without a fleet, and
-/// for tests. It blocks and pauses; it counts nothing.
-#[derive(Default)]
-pub struct UnsharedLimits {
-    known: Mutex<HashMap<UpstreamKey, (Option<tokio::time::Instant>, u32)>>,
-}
-
-impl UnsharedLimits {
-    fn known(&self) -> MutexGuard<'_, HashMap<UpstreamKey, (Option<tokio::time::Instant>, u32)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn left(until: Option<tokio::time::Instant>) -> Duration {
-    until.map_or(Duration::ZERO, |until| {
-        until.saturating_duration_since(tokio::time::Instant::now())
-    })
-}
-
-#[async_trait]
-impl SharedLimits for UnsharedLimits {
-    async fn grant(&self, request: &GrantRequest<'_>) -> Result<Grant, SharedLimitsError> {
-        let known = self.known();
-        let of = |key: &UpstreamKey| known.get(key).copied().unwrap_or_default();
-        let (own, whole) = (of(request.key), of(&request.key.whole()));
-        let blocked_for = left(own.0).max(left(whole.0));
-        let granted = if blocked_for.is_zero() { request.want } else { 0 };
-        let pauses = own.1.max(whole.1);
-        Ok(Grant { granted, blocked_for, pauses, ..Grant::default() })
-    }
-
-    async fn block(&self, key: &UpstreamKey, wait: Duration) -> Result<(), SharedLimitsError> {
-        let mut known = self.known();
-        let entry = known.entry(key.clone()).or_default();
-        entry.0 = entry.0.max(Some(tokio::time::Instant::now() + wait));
-        Ok(())
-    }
-
-    async fn pause(
-        &self,
-        key: &UpstreamKey,
-        first: Duration,
-        longest: Duration,
-    ) -> Result<(u32, Duration), SharedLimitsError> {
-        let mut known = self.known();
-        let entry = known.entry(key.clone()).or_default();
-        if left(entry.0).is_zero() {
-            let wait = first.saturating_mul(1 << entry.1.min(20)).min(longest);
-            *entry = (Some(tokio::time::Instant::now() + wait), entry.1 + 1);
-        }
-        Ok((entry.1, left(entry.0)))
-    }
-
-    async fn resume(&self, key: &UpstreamKey) -> Result<(), SharedLimitsError> {
-        if let Some(entry) = self.known().get_mut(key) {
-            entry.1 = 0;
-        }
-        Ok(())
-    }
 }

@@ -15,8 +15,8 @@ pub(in crate::execute) fn retry_after(
     headers: &HeaderMap,
     now: OffsetDateTime,
 ) -> Option<Duration> {
-    let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
-    if let Some(millis) = text("retry-after-ms".into()).and_then(number) {
+    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+    if let Some(millis) = text("retry-after-ms").and_then(number) {
         return Some(clamped(millis / 1000.0));
     }
     let value = text(RETRY_AFTER.as_str())?;
