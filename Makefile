@@ -3,7 +3,7 @@
 SHELL := bash
 TOOLS := $(or $(CARGO_TARGET_DIR),target)/tools/bin
 
-.PHONY: help setup demo test check bench image long chaos
+.PHONY: help setup demo test check bench image long chaos drills
 
 # For `make chaos`: how long faults come, and which; the same seed makes the same plan.
 SECONDS ?= 60
@@ -27,6 +27,7 @@ check: ## format, lints, statement headers, licences and bans, spelling, docs, c
 	.ci/tools
 	cargo fmt --check
 	.ci/headers
+	.ci/dashboards --check
 	$(TOOLS)/typos
 	$(TOOLS)/cargo-deny --offline --locked --config .deny.toml check bans licenses sources
 	cargo clippy --locked --all-targets -- -D warnings
@@ -50,3 +51,6 @@ long: setup ## the tests that take minutes to hours
 chaos: setup ## faults of every kind: make chaos SECONDS=300 SEED=1
 	HOLDFAST_CHAOS_SECONDS=$(SECONDS) HOLDFAST_CHAOS_SEED=$(SEED) \
 		cargo test --locked --test it -- --ignored --exact --nocapture chaos::chaos_as_ordered
+
+drills: setup ## faults on real systems, their alerts in Prometheus, and their runbooks followed
+	cargo test --locked --test it pages::drills -- --include-ignored --nocapture --test-threads=1

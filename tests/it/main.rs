@@ -15,6 +15,7 @@ mod long;
 mod metrics;
 mod model;
 mod mutations;
+mod pages;
 mod pgbouncer;
 mod protocol;
 mod support;

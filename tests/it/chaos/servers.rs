@@ -23,7 +23,7 @@ use crate::support::proxy::{Proxy, Weather};
 
 /// How a primary keeps its standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Replication {
+pub(crate) enum Replication {
     /// A commit is acknowledged when the standby has it.
     Synchronous,
     /// The standby has it soon.
@@ -115,7 +115,7 @@ impl Servers {
     }
 
     /// A connection to the primary, if there is one to be had now.
-    pub(super) async fn try_client(&self) -> Option<Client> {
+    pub(crate) async fn try_client(&self) -> Option<Client> {
         self.try_connect(&self.url()).await.ok()
     }
 
@@ -130,27 +130,27 @@ impl Servers {
     }
 
     /// Whether the primary runs.
-    pub(super) const fn is_up(&self) -> bool {
+    pub(crate) const fn is_up(&self) -> bool {
         self.primary.running.is_some()
     }
 
     /// Ends the primary without a checkpoint, as a crash does, and waits until all of it is gone.
-    pub(super) async fn crash(&mut self, signal: Signal) {
+    pub(crate) async fn crash(&mut self, signal: Signal) {
         self.primary.crash(signal).await;
     }
 
     /// Stops the primary in order.
-    pub(super) async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.primary.stop().await;
     }
 
     /// Starts the primary again.
-    pub(super) async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         self.primary.start().await;
     }
 
     /// Kills one process of the primary: it drops everybody and recovers.
-    pub(super) async fn crash_backend(&self) {
+    pub(crate) async fn crash_backend(&self) {
         let Some(client) = self.try_client().await else { return };
         let select = "SELECT pid FROM pg_stat_activity WHERE application_name = 'holdfast worker'
                        ORDER BY state_change DESC LIMIT 1";
@@ -218,12 +218,12 @@ impl Servers {
     }
 
     /// Whether there is a standby to fail over to.
-    pub(super) const fn has_standby(&self) -> bool {
+    pub(crate) const fn has_standby(&self) -> bool {
         self.standby.is_some()
     }
 
     /// Whether the primary waits for its standby, from now on.
-    pub(super) async fn replicate(&self, how: Replication) {
+    pub(crate) async fn replicate(&self, how: Replication) {
         let names = match how {
             Replication::Synchronous => "ALTER SYSTEM SET synchronous_standby_names = '*'",
             Replication::Asynchronous => "ALTER SYSTEM RESET synchronous_standby_names",
@@ -260,7 +260,7 @@ impl Servers {
 
     /// Lets nothing reach the standby any more. What is acknowledged from the answered moment on may
     /// be lost with the primary.
-    pub(super) async fn stall_link(&self) -> Duration {
+    pub(crate) async fn stall_link(&self) -> Duration {
         let from = now();
         self.caught_up(&self.client().await).await;
         self.link.as_ref().expect("a standby").set(Weather::Stalled);
@@ -268,7 +268,7 @@ impl Servers {
     }
 
     /// Kills the primary and makes the standby the primary. What had not reached it is lost.
-    pub(super) async fn fail_over(&mut self) {
+    pub(crate) async fn fail_over(&mut self) {
         let mut standby = self.standby.take().expect("a standby to fail over to");
         // So that none of its processes acknowledges anything any more.
         self.primary.crash(Signal::QUIT).await;
@@ -292,7 +292,7 @@ impl Servers {
     }
 
     /// Moves the tables that grow to a small disk, where one can be mounted.
-    pub(super) async fn use_small_disk(&mut self) -> bool {
+    pub(crate) async fn use_small_disk(&mut self) -> bool {
         let owner = fs::metadata(self.primary.state.join("postgres")).unwrap();
         let Some(tables) = self.primary.place_for_tables(&owner) else { return false };
         let client = self.client().await;
@@ -306,7 +306,7 @@ impl Servers {
     }
 
     /// Leaves no room on the primary's small disk; false when it has none.
-    pub(super) fn fill_disk(&self) -> bool {
+    pub(crate) fn fill_disk(&self) -> bool {
         let Some(disk) = &self.primary.small else { return false };
         let Ok(mut balloon) = fs::File::create(disk.at.join("balloon")) else { return false };
         let block = vec![0; 1 << 16];
@@ -314,14 +314,14 @@ impl Servers {
         true
     }
 
-    pub(super) fn empty_disk(&self) {
+    pub(crate) fn empty_disk(&self) {
         if let Some(disk) = &self.primary.small {
             fs::remove_file(disk.at.join("balloon")).ok();
         }
     }
 
     /// The logs of all servers there were.
-    pub(super) fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         let logs = (0..self.made).map(|n| {
             let log = self.folder.path().join(format!("server-{n}/postgres.log"));
             fs::read_to_string(log).unwrap_or_default()

@@ -36,6 +36,9 @@ pub(crate) const LONG: Duration = Duration::from_mins(1);
 /// How long a [`SHORT_LEASE`] is: a machine with other things to do renews it in time all the same.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
+/// Where a worker serves its health, if its test does not care.
+const ANYWHERE: &[&str] = &["--health", "127.0.0.1:0"];
+
 /// Settings for tests that wait until a lease expires.
 pub(crate) const SHORT_LEASE: &str = "
 [lease]
@@ -148,9 +151,10 @@ impl Fleet {
         let log = self.file(&format!("worker-{number}.log"));
         let mut command = Command::new(program);
         command
-            .args(["worker", "--health", "127.0.0.1:0", "--log-format", "json"])
+            .args(["worker", "--log-format", "json"])
             .args(["--log-level", "info,holdfast=debug", "--database-url", url, "--config"])
             .arg(self.file("holdfast.toml"))
+            .args(if arguments.contains(&"--health") { &[][..] } else { ANYWHERE })
             .args(arguments)
             // Many small workers on one server.
             .env("HOLDFAST__DATABASE__POOL_SIZE", "4")
