@@ -29,19 +29,9 @@ async fn busy_batch(fleet: &Fleet) -> holdfast::model::BatchId {
     batch
 }
 
-/// A session that somebody left open.
-async fn idle_session(world: &World) -> (tokio_postgres::Client, i32) {
-    let (client, connection) =
-        tokio_postgres::connect(world.fleet.url(), tokio_postgres::NoTls).await.unwrap();
-    let connections = tokio_util::task::TaskTracker::new();
-    connections.spawn(async move { connection.await.ok() });
-    let pid = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
-    (client, pid)
-}
-
 async fn follow(world: &World, slug: &str, worker: &WorkerProcess) {
     let batch = busy_batch(&world.fleet).await;
-    let (session, backend) = idle_session(world).await;
+    let (session, backend) = world.session().await;
     let reader = Reader::new(world, slug)
         .knows("BATCH", batch)
         .knows("KEY", "k0")

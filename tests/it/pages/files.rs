@@ -50,7 +50,7 @@ pub(super) fn panels() -> Vec<(String, Value)> {
 }
 
 /// The metrics that a text names, without what histograms add.
-fn metrics_in(text: &str) -> BTreeSet<String> {
+pub(super) fn metrics_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
     let metrics = words.filter(|word| word.starts_with("holdfast_"));
     metrics

@@ -3,12 +3,16 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use holdfast::execute::spawn::spawn_with_death_signal;
 use rustix::process::Signal;
+use tokio_postgres::{Client, NoTls};
+use tokio_util::task::TaskTracker;
 
+use super::files::metrics_in;
 use super::server::{Prometheus, free_address};
-use crate::support::fleet::{Fleet, LONG, until};
+use crate::support::fleet::{Fleet, LONG, now, until};
 use crate::support::worker_process::WorkerProcess;
 
 /// Addresses for workers, whether they run or not.
@@ -23,6 +27,7 @@ pub(super) struct World {
     places: Vec<SocketAddr>,
     exporter_at: SocketAddr,
     exporter: Option<Child>,
+    sessions: TaskTracker,
 }
 
 impl World {
@@ -31,7 +36,14 @@ impl World {
         let places: Vec<_> = (0..PLACES).map(|_| free_address()).collect();
         let exporter_at = free_address();
         let prometheus = Prometheus::start(&places, exporter_at).await?;
-        let mut world = Self { fleet, prometheus, places, exporter_at, exporter: None };
+        let mut world = Self {
+            fleet,
+            prometheus,
+            places,
+            exporter_at,
+            exporter: None,
+            sessions: TaskTracker::new(),
+        };
         world.start_exporter();
         Some(world)
     }
@@ -42,10 +54,20 @@ impl World {
             .args(["exporter", "--interval", "1s", "--listen", &self.exporter_at.to_string()])
             .args(["--database-url", self.fleet.url(), "--config"])
             .arg(self.fleet.file("holdfast.toml"))
+            .env("HOLDFAST__EXPORTER__TIMEOUT", "1s")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(self.fleet.file("exporter.log")).unwrap());
         self.exporter = Some(spawn_with_death_signal(&mut command, Signal::KILL).unwrap());
+    }
+
+    /// A database session that somebody left open, and its process id.
+    pub(super) async fn session(&self) -> (Client, i32) {
+        let (client, connection) = tokio_postgres::connect(self.fleet.url(), NoTls).await.unwrap();
+        // Its error is the client's too, and every call reports it there.
+        self.sessions.spawn(async move { connection.await.ok() });
+        let pid = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        (client, pid)
     }
 
     pub(super) fn stop_exporter(&mut self) {
@@ -71,6 +93,10 @@ impl World {
         let arguments = [&["--health", &address], arguments].concat();
         let worker = self.fleet.start_at(url, &arguments, &[]);
         worker.ready().await;
+        // A rise is one from what was seen before.
+        let seen =
+            format!("holdfast_worker_state{{instance=\"{address}\",state=\"running\"}} == 1");
+        until("it is scraped", LONG, async || self.prometheus.holds(&seen).await).await;
         worker
     }
 
@@ -81,10 +107,23 @@ impl World {
         rule.unwrap_or_else(|| panic!("no alert {alert}"))["query"].as_str().unwrap().to_owned()
     }
 
-    /// Waits until the expression of an alert answers something, in its own windows.
+    /// Waits until the expression of an alert answers something. Its own windows, but for one that
+    /// compares with the past: there is not so much of that here.
     pub(super) async fn fires(&self, alert: &str) {
         let expression = self.expression(alert).await;
-        until(alert, LONG, async || self.prometheus.holds(&expression).await).await;
+        let expression =
+            if expression.contains("offset") { in_short_windows(&expression) } else { expression };
+        let began = now();
+        while !self.prometheus.holds(&expression).await {
+            if now().saturating_sub(began) > LONG * 2 {
+                let mut seen = String::new();
+                for metric in metrics_in(&expression) {
+                    seen += &format!("{:?}\n", self.prometheus.query(&metric).await);
+                }
+                panic!("{alert} does not fire: {expression}\n{seen}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
         eprintln!("{alert}: {:?}", self.prometheus.query(&expression).await.unwrap());
     }
 
@@ -112,8 +151,6 @@ impl Drop for World {
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.fleet.file("exporter.log"));
             eprintln!("--- exporter\n{}", log.unwrap_or_default());
-            let missing = std::fs::read_to_string(self.fleet.file("missing"));
-            eprintln!("--- panels without an answer\n{}", missing.unwrap_or_default());
         }
     }
 }

@@ -152,11 +152,10 @@ async fn long_drill_restore_and_the_epoch() {
 #[ignore = "takes half a minute: make drills, make long"]
 async fn long_drill_long_transaction() {
     let Some(world) = World::new(Fleet::new(SHORT_LEASE).await).await else { return };
-    let fleet = &world.fleet;
     let _worker = world.worker(0, &[]).await;
     let forgotten = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()";
-    fleet.sql.batch_execute(forgotten).await.unwrap();
-    let backend: i32 = fleet.sql.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let (session, backend) = world.session().await;
+    session.batch_execute(forgotten).await.unwrap();
     let reader = Reader::new(&world, "bloat").knows("BACKEND", backend);
 
     // The alert's age is half an hour: here it is seconds.

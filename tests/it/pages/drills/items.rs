@@ -8,12 +8,13 @@ use crate::support::invariants::assert_invariants;
 
 #[tokio::test]
 async fn drill_poison_item() {
-    let settings = "[retry]\nbackoff_max = '500ms'\nmax_crashes = 2\n";
+    let settings = "[retry]\nbackoff_base = '100ms'\nbackoff_max = '500ms'\nmax_crashes = 2\n";
     let Some(world) = World::new(Fleet::new(settings).await).await else { return };
     let fleet = &world.fleet;
     let _worker = world.worker(0, &["--slots", "1"]).await;
     let mended = fleet.file("mended");
-    let body = format!("[ $input != 1 ] || [ -e '{}' ] || {{ {LETHAL}; }}", mended.display());
+    let body =
+        format!("[ $input != 1 ] || [ -e '{}' ] || {{ sleep 3; {LETHAL}; }}", mended.display());
     let batch = fleet.submit(Submission { max_attempts: 9, ..Submission::new(3, &body) }).await;
     let reader = Reader::new(&world, "poison-item").knows("BATCH", batch).knows("KEY", "k1");
 
@@ -33,11 +34,11 @@ async fn drill_poison_item() {
 #[tokio::test]
 #[ignore = "takes half a minute: make drills, make long"]
 async fn long_drill_worker_crash_loop() {
-    let settings = "[retry]\nbackoff_max = '500ms'\nmax_crashes = 9\n";
+    let settings = "[retry]\nbackoff_base = '100ms'\nbackoff_max = '500ms'\nmax_crashes = 9\n";
     let Some(world) = World::new(Fleet::new(settings).await).await else { return };
     let fleet = &world.fleet;
     let worker = world.worker(0, &["--slots", "1"]).await;
-    let body = format!("[ -e '{}' ] || {{ {LETHAL}; }}", fleet.file("mended").display());
+    let body = format!("[ -e '{}' ] || {{ sleep 3; {LETHAL}; }}", fleet.file("mended").display());
     let batch = fleet.submit(Submission { max_attempts: 20, ..Submission::new(1, &body) }).await;
     let reader = Reader::new(&world, "worker-crash-loop").knows("BATCH", batch);
 

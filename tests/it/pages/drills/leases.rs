@@ -29,8 +29,8 @@ async fn drill_stuck_leases() {
 
     // Somebody looked closely at a batch, and went to lunch; then its worker died.
     let sat = "BEGIN; SELECT pg_advisory_xact_lock(1212564301, lock_no) FROM holdfast.batches";
-    fleet.sql.batch_execute(sat).await.unwrap();
-    let backend: i32 = fleet.sql.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let (session, backend) = world.session().await;
+    session.batch_execute(sat).await.unwrap();
     holder.kill();
     world.fires("HoldfastLeasesOverdue").await;
     reader.learns("BACKEND", backend);
@@ -44,7 +44,8 @@ async fn drill_stuck_leases() {
     .await;
 
     // The last worker dies, and nobody is there to sweep.
-    let stuck = fleet.submit(Submission::new(2, STUCK_ONCE)).await;
+    let until_then = format!("[ -e '{}' ] || exec sleep 300", fleet.file("then").display());
+    let stuck = fleet.submit(Submission::new(2, &until_then)).await;
     fleet.noted(stuck, "start", 2).await;
     let dead = fleet.id_of(&heir).await;
     let mut heir = heir;
@@ -55,6 +56,7 @@ async fn drill_stuck_leases() {
     reader.does(&["leases release"]).await;
     world.ends("HoldfastLeasesOverdue").await;
     reader.verifies().await;
+    fleet.touch("then");
     let _next = world.worker(2, &[]).await;
     fleet.ended(stuck).await;
 }
