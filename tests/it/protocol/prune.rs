@@ -213,3 +213,19 @@ async fn claims_go_on_while_a_large_batch_is_removed_and_while_another_prune_is_
     assert_eq!(bed.value::<i64>(large, ROWS).await, 0);
     assert_invariants(&bed.sql, work).await;
 }
+
+#[tokio::test]
+async fn every_table_with_rows_of_a_batch_is_cleared_with_it() {
+    let bed = Bed::new().await;
+    // A batch that ended has none of these; the audit log has an age of its own.
+    let without = ["leases", "waiting", "staged_outcomes", "audit_log"];
+    let uncleared = "
+        SELECT c.table_name::text FROM information_schema.columns c
+         WHERE c.table_schema = 'holdfast' AND c.column_name = 'batch_id'
+           AND NOT c.table_name = ANY ($1)
+           AND pg_get_functiondef('holdfast.clear_removed(uuid, integer)'::regprocedure)
+               NOT LIKE '%DELETE FROM holdfast.' || c.table_name || ' %'";
+    let rows = bed.sql.query(uncleared, &[&without.as_slice()]).await.unwrap();
+    let tables: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(tables.is_empty(), "{tables:?}");
+}
