@@ -149,7 +149,9 @@ impl Attempts {
             }
         };
         let is_checked = is_checked(&settlement, &criteria);
-        let fenced = stop.cause() == Some(StopCause::Fenced);
+        // The keeper looks at the deadline as well, and may be first.
+        let fenced =
+            stop.cause() == Some(StopCause::Fenced) || self.leases.is_overdue(hold.lease());
         let (queue, span) = (batch.queue.clone(), span.clone());
         let finished = Finished { hold, settlement, queue, slot, span, fenced };
         match ended {
@@ -205,7 +207,11 @@ impl Attempts {
         let began = self.clock.now();
         let execution =
             batch.executor.execute(&job, stop.token()).instrument(process.clone()).await;
-        let outcome = outcome(execution.end, stop.cause());
+        // The keeper looks at the deadline as well, and may be first.
+        let stopped = execution.end == ExecutionEnd::Stopped;
+        let overdue = stopped && self.leases.is_overdue(hold.lease());
+        let cause = stop.cause().or(overdue.then_some(StopCause::Fenced));
+        let outcome = outcome(execution.end, cause);
         trace::execution_ended(&process, outcome);
         self.metrics.execution_ended(&batch.queue, outcome, self.clock.now().since(began));
         process.in_scope(|| debug!(reason = %execution.stop_reason, "an execution ended"));

@@ -439,6 +439,13 @@ impl Leases {
         self.table().values().map(look).collect()
     }
 
+    /// Whether a lease is held though its trust deadline has passed.
+    #[must_use]
+    pub fn is_overdue(&self, lease: LeaseId) -> bool {
+        let now = self.clock.now();
+        self.table().get(&lease).is_some_and(|held| now >= held.trusted_until)
+    }
+
     /// How many leases and how many items are held.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
