@@ -176,10 +176,12 @@ fn the_documented_ranges_are_those_that_are_checked() {
             }
             "Size" => {
                 let bytes = |text: &str| {
-                    let (number, unit) = text.split_at(text.len() - 3);
-                    number.parse::<u64>().unwrap() << if unit == "KiB" { 10 } else { 20 }
+                    let (number, unit) = text.split_at(text.len().saturating_sub(3));
+                    let shift = if unit == "KiB" { 10 } else { 20 };
+                    if text == "0" { 0 } else { number.parse::<u64>().unwrap() << shift }
                 };
-                (Some((bytes(&low) - 1).to_string()), (bytes(&high) + 1).to_string())
+                let below = bytes(&low).checked_sub(1);
+                (below.map(|bytes| bytes.to_string()), (bytes(&high) + 1).to_string())
             }
             "Ratio" => (Some("-0.1".into()), "1.1".into()),
             _ => {

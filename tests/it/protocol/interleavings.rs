@@ -153,6 +153,7 @@ async fn steps_under_locks_answer_ids_and_no_payload() {
         Type::TIMESTAMPTZ,
         Type::INT4_ARRAY,
         Type::INT8_ARRAY,
+        Type::FLOAT8_ARRAY,
     ];
     let words = ["answer", "disposition", "control_batch"];
     for (name, sql) in statements::ALL {
