@@ -326,11 +326,12 @@ fn effective(criteria_json: Option<&str>) -> Vec<String> {
 const fn outcome(end: ExecutionEnd, cause: Option<StopCause>) -> ExecutionOutcome {
     match (end, cause) {
         (_, Some(StopCause::Cancelled)) => ExecutionOutcome::Cancelled,
-        (_, Some(StopCause::Lost | StopCause::Fenced)) => ExecutionOutcome::Lost,
+        (_, Some(StopCause::Lost | StopCause::Fenced)) | (ExecutionEnd::Lost, _) => {
+            ExecutionOutcome::Lost
+        }
         (ExecutionEnd::Succeeded, _) => ExecutionOutcome::Succeeded,
         (ExecutionEnd::TimedOut, _) => ExecutionOutcome::TimedOut,
         (ExecutionEnd::Stopped, _) => ExecutionOutcome::Interrupted,
-        (ExecutionEnd::Lost, _) => ExecutionOutcome::Lost,
         (
             ExecutionEnd::Retryable
             | ExecutionEnd::Permanent

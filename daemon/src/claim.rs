@@ -248,7 +248,9 @@ impl Claimer {
         match answer {
             Ok(Claim::Granted { holds, alone, waited }) => {
                 let count = holds.len();
-                waited.into_iter().for_each(|wait| self.metrics.item_waited(&queue, wait));
+                for wait in waited {
+                    self.metrics.item_waited(&queue, wait);
+                }
                 self.metrics.claim(&queue, ClaimOutcome::Granted, took);
                 self.metrics.leases_granted(&queue, count);
                 trace::item_count(&span, count);

@@ -1,5 +1,6 @@
 //! Integration tests.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::float_cmp, reason = "values of an exposition are whole numbers")]
 
 mod acceptance;
 mod chaos;

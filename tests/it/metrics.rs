@@ -129,6 +129,7 @@ fn every_series_but_the_constants_begins_at_zero() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one line for each event")]
 fn every_event_is_recorded_in_its_series() {
     let metrics = metrics();
     let q = queue("resize");

@@ -114,13 +114,12 @@ async fn raise(
     }
     let actor = actor();
     let raised = persist(async || database.raise_epoch(plan.epoch, above, &actor).await).await?;
-    let Raised { epoch, settles_in } = match raised {
-        Some(raised) => raised,
+    let Raised { epoch, settles_in } = if let Some(raised) = raised {
+        raised
+    } else {
         // A try whose answer was lost may have been the one that raised it.
-        None => {
-            let RecoveryPlan { epoch, settles_in, .. } = database.recovery_plan().await?;
-            Raised { epoch, settles_in }
-        }
+        let RecoveryPlan { epoch, settles_in, .. } = database.recovery_plan().await?;
+        Raised { epoch, settles_in }
     };
     let high_enough = above.is_none_or(|above| epoch > above.get() >> 31);
     if epoch <= plan.epoch || !high_enough {

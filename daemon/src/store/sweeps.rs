@@ -80,7 +80,9 @@ impl Database {
         let asked_at = clock.now();
         let rows = self.query_on(client, statements::DATABASE_WAS_AWAY, &params).await?;
         let answered_at = clock.now();
-        let row = rows.first().expect("an aggregate always answers a row");
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Schema("the row of holdfast.control is missing".into()))?;
         Ok(BeforeReap {
             was_away: row.get(0),
             server: ServerReading {

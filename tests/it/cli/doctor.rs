@@ -284,7 +284,8 @@ async fn few_connections_left_and_a_full_notification_queue_are_named() {
         }
         assert_eq!(found.len(), 1);
         listener.batch_execute("ROLLBACK").await.unwrap();
-        until("the queue is empty again", LONG, async || cli.found(&doctor, 10).await == []).await;
+        until("the queue is empty again", LONG, async || cli.found(&doctor, 10).await.is_empty())
+            .await;
     }
     server.end().await;
 }

@@ -69,8 +69,9 @@ async fn measure(process: &WorkerProcess) -> (Duration, Duration, usize) {
 #[tokio::test]
 #[ignore = "takes minutes: make long"]
 async fn long_a_scrape_beside_ten_million_items_costs_what_one_beside_none_costs() {
-    let queues: String =
+    let queues: Vec<String> =
         (0..9).map(|n| format!("[queues.q{n}]\nexecutor = 'command'\nargv = ['true']\n")).collect();
+    let queues = queues.concat();
     let fleet = Fleet::new(&format!("[exporter]\ninterval = '5s'\n{queues}")).await;
     let exporter = fleet.start_exporter();
     let collected = async |times: usize| {

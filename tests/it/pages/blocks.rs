@@ -58,7 +58,7 @@ async fn every_block_of_every_page_runs() {
         pages().into_iter().partition(|page| page.slug == "migrations");
     for page in others.iter().filter(|page| !DRILLED.contains(&page.slug.as_str())) {
         // Some pages end it.
-        if !worker.get("/readyz").await.is_some_and(|(status, _)| status == 200) {
+        if worker.get("/readyz").await.is_none_or(|(status, _)| status != 200) {
             if !worker.has_ended() {
                 worker.kill();
             }

@@ -1,6 +1,7 @@
 //! The pages of `deploy/runbooks/`, and what stands in them for machines: commands, SQL, expressions.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -94,12 +95,12 @@ impl<'w> Reader<'w> {
         Self { world, page: page(slug), known }
     }
 
-    pub(super) fn knows(mut self, name: &'static str, value: impl ToString) -> Self {
+    pub(super) fn knows(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.known.insert(name, value.to_string());
         self
     }
 
-    pub(super) fn learns(&mut self, name: &'static str, value: impl ToString) {
+    pub(super) fn learns(&mut self, name: &'static str, value: impl fmt::Display) {
         self.known.insert(name, value.to_string());
     }
 

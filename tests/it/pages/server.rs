@@ -77,10 +77,8 @@ impl Prometheus {
     pub(super) async fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
         let path = format!("/api/v1/query?query={}", escaped(expression));
         let mut data = self.api(&path).await.map_err(|error| format!("{expression}: {error}"))?;
-        match data["result"].take() {
-            Value::Array(series) => Ok(series),
-            scalar => Ok(vec![scalar]),
-        }
+        let result = data["result"].take();
+        Ok(result.as_array().cloned().unwrap_or_else(|| vec![result]))
     }
 
     /// Whether an expression answers anything.
@@ -127,7 +125,7 @@ fn escaped(text: &str) -> String {
         if byte.is_ascii_alphanumeric() {
             escaped.push(char::from(byte));
         } else {
-            escaped += &format!("%{byte:02X}");
+            escaped.extend(['%'].into_iter().chain(format!("{byte:02X}").chars()));
         }
         escaped
     })

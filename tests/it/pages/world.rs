@@ -116,11 +116,11 @@ impl World {
         let began = now();
         while !self.prometheus.holds(&expression).await {
             if now().saturating_sub(began) > LONG * 2 {
-                let mut seen = String::new();
+                let mut seen = Vec::new();
                 for metric in metrics_in(&expression) {
-                    seen += &format!("{:?}\n", self.prometheus.query(&metric).await);
+                    seen.push(self.prometheus.query(&metric).await);
                 }
-                panic!("{alert} does not fire: {expression}\n{seen}");
+                panic!("{alert} does not fire: {expression}\n{seen:#?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -162,7 +162,7 @@ pub(super) fn in_short_windows(expression: &str) -> String {
     while let Some(begin) = rest.find(['[']) {
         let end = begin + rest[begin..].find(']').unwrap();
         short += &rest[..begin];
-        short += &format!("[{SHORT_WINDOW}]");
+        short.extend(["[", SHORT_WINDOW, "]"]);
         rest = &rest[end + 1..];
     }
     short += rest;

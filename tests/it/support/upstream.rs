@@ -328,8 +328,9 @@ async fn answer(stream: &mut TcpStream, reply: &Reply) -> Answered {
         | Body::Stuck(bytes, _) => format!("content-length: {}\r\n", bytes.len()),
         Body::Endless => "connection: close\r\n".to_owned(),
     };
-    let headers: String =
+    let headers: Vec<String> =
         reply.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let headers = headers.concat();
     let head = format!("HTTP/1.1 {} Scripted\r\n{length}{headers}\r\n", reply.status);
     if stream.write_all(head.as_bytes()).await.is_err() {
         return Answered::Dropped;

@@ -21,6 +21,8 @@ use super::support::{LOCAL, Notes, PATIENCE, job, local, upstreams};
 use crate::support::fleet::{LONG, until};
 use crate::support::upstream::{Reply, Upstream};
 
+type Change = fn(&mut AgentSpec);
+
 /// One item, its model and its workspace.
 struct Scene {
     upstream: Upstream,
@@ -259,7 +261,6 @@ async fn every_budget_ends_with_its_name_and_is_not_tried_again() {
         let calls = json!([{"id": "c", "type": "function", "function": function}]);
         Reply::chat(&json!({"content": null, "tool_calls": calls}), "length")
     };
-    type Change = fn(&mut AgentSpec);
     let none: Change = |_| {};
     let cases: Vec<(Vec<Reply>, Change, &str)> = vec![
         (counting_shells(9), |spec| spec.max_turns = 2, "max_turns"),

@@ -51,7 +51,7 @@ async fn limited(per_minute: u32, count: usize) -> (Upstream, Duration) {
     let began = SystemClock.now();
     let http = QueueSpec::Http(spec(upstream.url("/")));
     let batch = fleet.submit(Submission::running(items(count), http)).await;
-    let limit = Duration::from_secs(600);
+    let limit = Duration::from_mins(10);
     until("the batch ends", limit, async || fleet.row(batch).await.is_finished()).await;
     let took = SystemClock.now().since(began);
     let row = fleet.row(batch).await;
@@ -65,10 +65,10 @@ async fn limited(per_minute: u32, count: usize) -> (Upstream, Duration) {
 async fn four_workers_keep_one_limit() {
     let (upstream, _) = limited(600, 60).await;
 
-    let (_, took) = busiest(&upstream, Duration::from_secs(60));
+    let (_, took) = busiest(&upstream, Duration::from_mins(1));
 
     // 59 gaps of at least 100 ms, but for what the way to the server may differ.
-    assert!(took >= Duration::from_millis(5_000), "{took:?}");
+    assert!(took >= Duration::from_secs(5), "{took:?}");
     // The busiest six seconds of the minute's 600.
     let (most, _) = busiest(&upstream, Duration::from_secs(3));
     assert!(most <= 45, "{most} within 3 s");
@@ -79,7 +79,7 @@ async fn four_workers_keep_one_limit() {
 async fn long_four_workers_keep_sixty_requests_a_minute_and_use_them() {
     let (upstream, _) = limited(60, 240).await;
 
-    let (most, took) = busiest(&upstream, Duration::from_secs(60));
+    let (most, took) = busiest(&upstream, Duration::from_mins(1));
     let rate = 239.0 / took.as_secs_f64() * 60.0;
     eprintln!("at most {most} requests in any 60 s, {rate:.1} a minute over {took:?}");
     assert!(most <= 60, "{most} in a minute");

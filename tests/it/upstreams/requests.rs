@@ -16,20 +16,16 @@ use crate::support::upstream::{Reply, Upstream};
 
 /// Its end and stop reason, a deferral without its time.
 fn ended(execution: &Execution) -> (ExecutionEnd, &'static str) {
-    let end = match execution.end {
-        ExecutionEnd::Deferred(_) => ExecutionEnd::Deferred(Duration::ZERO),
-        end => end,
-    };
+    let is_deferred = matches!(execution.end, ExecutionEnd::Deferred(_));
+    let end = if is_deferred { DEFERRED } else { execution.end };
     (end, execution.stop_reason.as_str())
 }
 
 const DEFERRED: ExecutionEnd = ExecutionEnd::Deferred(Duration::ZERO);
 
 fn wait(execution: &Execution) -> Duration {
-    match execution.end {
-        ExecutionEnd::Deferred(wait) => wait,
-        end => panic!("{end:?}"),
-    }
+    let ExecutionEnd::Deferred(wait) = execution.end else { panic!("{:?}", execution.end) };
+    wait
 }
 
 #[tokio::test]

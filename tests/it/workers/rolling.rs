@@ -30,10 +30,7 @@ fn newest_of(program: &str, url: &str) -> i64 {
     let text = String::from_utf8(status.stdout).unwrap();
     let versions = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     versions
-        .flat_map(|value| match value {
-            Value::Array(values) => values,
-            value => vec![value],
-        })
+        .flat_map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value]))
         .filter(|migration| migration["name"] != "of a newer holdfast")
         .filter_map(|migration| migration["version"].as_i64())
         .max()

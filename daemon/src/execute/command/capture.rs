@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(log(0, b"a"), (String::new(), true, 1));
         assert_eq!(log(3, "aéé".as_bytes()), ("é".to_owned(), true, 5));
         assert_eq!(log(4, b"\xff\xff"), ("\u{fffd}".to_owned(), true, 2));
-        let (text, truncated, total) = log(20_000, &[b'x'; 50_000]);
+        let (text, truncated, total) = log(20_000, &vec![b'x'; 50_000]);
         assert_eq!((text.len(), truncated, total), (20_000, true, 50_000));
     }
 
