@@ -1,8 +1,8 @@
 //! Calls of services: what the `http` and the `agent` executor share.
 //!
-//! One call is one request with its bounds ([`exchange`]), behind the limits of the whole fleet
-//! ([`Admission`]), and what it means is read from its status and its structured error code, never
-//! from text ([`classify`]).
+//! One call is one request with its bounds (`exchange`), behind the limits of the whole fleet
+//! (`Admission`), and what it means is read from its status and its structured error code, never
+//! from text (`classify`).
 
 mod address;
 pub(super) mod call;

@@ -78,6 +78,10 @@ async fn busy_batch(bed: &Bed) -> BatchId {
         BatchSpec { items: ITEMS, max_live: 5_000, max_checking: 5_000, ..BatchSpec::default() };
     let batch = bed.batch_of(spec).await;
     for fill in [
+        "INSERT INTO holdfast.attempts (batch_id, position, lease_id, token, attempt, worker_id,
+                ended_at, ending, charged, by_holder)
+         SELECT $1, g, gen_random_uuid(), 0, 1, $1, clock_timestamp(), 'error', true, true
+           FROM generate_series(0, 11999) g",
         "INSERT INTO holdfast.outcomes (batch_id, position, status, lease_id, token, attempt,
                 worker_id, finished_at, stop_reason)
          SELECT $1, g, CASE WHEN g % 4 = 0 THEN 'failed' ELSE 'succeeded' END, gen_random_uuid(), 1,
@@ -92,10 +96,6 @@ async fn busy_batch(bed: &Bed) -> BatchId {
                 staged_token, attempt, worker_id, ended_at, stop_reason)
          SELECT $1, l.positions[1], l.lease_id, l.lease_id, 1, 1, $1, clock_timestamp(), 'completed'
            FROM holdfast.leases l WHERE l.batch_id = $1 AND l.positions[1] < 15000",
-        "INSERT INTO holdfast.attempts (batch_id, position, lease_id, token, attempt, worker_id,
-                ended_at, ending, charged, by_holder)
-         SELECT $1, g, gen_random_uuid(), 0, 1, $1, clock_timestamp(), 'error', true, true
-           FROM generate_series(0, 11999) g",
         "INSERT INTO holdfast.evidence (batch_id, position, lease_id, seq, record)
          SELECT s.batch_id, s.position, s.lease_id, 0, '{}' FROM holdfast.staged_outcomes s
           WHERE s.batch_id = $1",

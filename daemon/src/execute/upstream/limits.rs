@@ -1,6 +1,6 @@
 //! The limits of upstreams: one for the whole fleet, and this process's part of it.
 //!
-//! A request begins with a [`Permit`]. What the permits of all processes may add up to is decided by
+//! A request begins with a `Permit`. What the permits of all processes may add up to is decided by
 //! [`SharedLimits`], which a process asks for all of its waiting requests together. A grant is not a
 //! number of requests but a row of instants, so that the requests of the fleet come one after the
 //! other and never more of them in any minute than allowed, whoever holds how many.
