@@ -213,7 +213,10 @@ impl<'w> Reader<'w> {
         let ran = ran.unwrap_or_else(|_| panic!("{place}: no end")).unwrap();
         let said = [ran.stdout, ran.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        assert!(ran.status.success(), "{place}: {}: {}\n{said}", ran.status, block.text);
+        // A lease that ended between the look and the act is gone, and said to be.
+        let overtaken = ran.status.code() == Some(73) && block.text.contains("leases ");
+        let well = ran.status.success() || overtaken;
+        assert!(well, "{place}: {}: {}\n{said}", ran.status, block.text);
         eprintln!("{place}:\n{said}");
     }
 }
