@@ -389,9 +389,9 @@ impl Server {
             ],
             ..EmbeddedOptions::new(DataDir::State(self.state.clone()))
         };
-        // A killed server's processes may hold its memory for a moment.
+        // A killed server's processes may hold its memory for a while on a busy machine.
         let mut refused = String::new();
-        for _ in 0..100 {
+        for _ in 0..1_000 {
             let options = options.clone();
             let started = tokio::task::spawn_blocking(move || EmbeddedPostgres::start(&options));
             match started.await.unwrap() {
